@@ -1,0 +1,1 @@
+//! The CPU backend: packed weights, vector kernels and the thread team behind the op contract.

@@ -1,0 +1,16 @@
+//! The op contract every backend implements, its f64 oracles and its conformance suite.
+//!
+//! An op is a closed computation: everything it reads and changes is an explicit input. It knows
+//! no model, no layer and no request. Every op takes any number of rows: "decode" and "prefill"
+//! are never two ops.
+//!
+//! **Row independence.** The result of a row does not depend on which other rows share the step,
+//! on how a prompt was cut into chunks, or on the number of threads. Hence reduction orders follow
+//! from the problem (block of the input, page of the context), never from tile shapes.
+#![forbid(unsafe_code)]
+
+mod contract;
+
+pub use contract::{
+    KvSpec, MatrixSource, OpError, Ops, Product, RopeSpec, RopeStyle, Workspace,
+};

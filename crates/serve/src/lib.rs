@@ -1,0 +1,2 @@
+//! The HTTP server: OpenAI-compatible API over the engine.
+#![forbid(unsafe_code)]

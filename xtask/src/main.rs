@@ -1,0 +1,2 @@
+//! Project commands: `cargo xtask test`, `cargo xtask tidy`.
+fn main() {}
