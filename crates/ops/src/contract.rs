@@ -193,11 +193,7 @@ pub trait Ops {
     ///
     /// # Errors
     /// Widths that differ, or a token beyond the table.
-    fn embed(
-        &mut self,
-        table: &Self::Matrix,
-        out: &mut Self::Activations,
-    ) -> Result<(), OpError>;
+    fn embed(&mut self, table: &Self::Matrix, out: &mut Self::Activations) -> Result<(), OpError>;
 
     /// Root-mean-square norm (Zhang and Sennrich 2019, arXiv 1910.07467):
     /// `out = x / sqrt(mean(x²) + epsilon) · weight`, over groups of `weight.len()` elements, so

@@ -7,10 +7,16 @@
 //! **Row independence.** The result of a row does not depend on which other rows share the step,
 //! on how a prompt was cut into chunks, or on the number of threads. Hence reduction orders follow
 //! from the problem (block of the input, page of the context), never from tile shapes.
+//!
+//! - [`Ops`] is what a backend implements.
+//! - [`sampling`] specifies a draw and offers a fast equivalent to backends with host logits.
+//! - [`oracle`] holds one naive f64 function for each op.
+//! - [`conformance`] is the suite that every backend instantiates.
+//! - [`reference`] is the smallest backend that passes it.
 #![forbid(unsafe_code)]
 
 mod contract;
+pub mod sampling;
+pub mod synthetic;
 
-pub use contract::{
-    KvSpec, MatrixSource, OpError, Ops, Product, RopeSpec, RopeStyle, Workspace,
-};
+pub use contract::{KvSpec, MatrixSource, OpError, Ops, Product, RopeSpec, RopeStyle, Workspace};
