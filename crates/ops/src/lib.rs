@@ -15,7 +15,10 @@
 //! - [`reference`] is the smallest backend that passes it.
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 mod contract;
+pub mod oracle;
+pub mod reference;
 pub mod sampling;
 pub mod synthetic;
 

@@ -165,10 +165,16 @@ fn errors_name_what_is_wrong_and_leave_the_output_alone() {
     assert_eq!(error.to_string(), "logits_sample: the mask allows none of 3 tokens");
 }
 
+struct Case {
+    logits: Vec<f32>,
+    row: SampleRow,
+    counts: Vec<TokenCount>,
+    biases: Vec<(TokenId, f32)>,
+    mask: Vec<u32>,
+}
+
 /// One random row: few or many tokens, with or without ties, any mix of parameters.
-fn random_case(
-    noise: &mut Stream,
-) -> (Vec<f32>, SampleRow, Vec<TokenCount>, Vec<(u32, f32)>, Vec<u32>) {
+fn random_case(noise: &mut Stream) -> Case {
     let n = [1, 2, 3, 31, 64, 65, 700, 3000][noise.below(8)];
     let spread = [0.0, 0.5, 3.0, 12.0][noise.below(4)];
     let ties = noise.below(2) == 0;
@@ -210,7 +216,7 @@ fn random_case(
         let words = n.div_ceil(32);
         mask.extend((0..words).map(|_| [0, u32::MAX, noise.next_u64() as u32][noise.below(3)]));
     }
-    (logits, row, counts, biases, mask)
+    Case { logits, row, counts, biases, mask }
 }
 
 #[test]
@@ -218,11 +224,11 @@ fn the_sampler_equals_the_specification() {
     let (mut noise, mut sampler) = (Stream::new(0x5eed), Sampler::default());
     let mut drawn = 0;
     for case in 0..6000 {
-        let (logits, row, counts, biases, mask) = random_case(&mut noise);
-        let input = SampleInput { row: &row, counts: &counts, biases: &biases, mask: &mask };
+        let Case { logits, row, counts, biases, mask } = &random_case(&mut noise);
+        let input = SampleInput { row, counts, biases, mask };
         let (mut slow, mut fast) = (StepOutput::default(), StepOutput::default());
-        let expected = draw(&logits, &input, &mut slow);
-        let found = sampler.sample(&logits, &input, &mut fast);
+        let expected = draw(logits, &input, &mut slow);
+        let found = sampler.sample(logits, &input, &mut fast);
         assert_eq!((found, fast), (expected, slow), "case {case}: {row:?}");
         drawn += usize::from(expected.is_ok());
     }

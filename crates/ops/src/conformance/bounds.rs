@@ -1,0 +1,112 @@
+//! The tolerances, all in one place, each with the reason for its size.
+
+use laneway_numerics::{KvDtype, WeightFormat};
+
+/// Unit roundoff of f32: one rounded operation is off by at most this share of its result.
+const U: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// A sum of products in f32, in roundings of the sum of magnitudes: enough for any order that
+/// splits a few thousand terms over several running sums.
+const SUM_UNITS: f64 = 64.0;
+
+/// An elementwise op (norm scaling, rotation, SwiGLU's product), in roundings of its magnitude.
+const ELEMENT_UNITS: f64 = 32.0;
+
+/// Relative error of a polynomial exponential.
+const EXP_RELATIVE: f64 = 4e-6;
+
+/// Elements that share a scale or a minimum in the block formats; kernels factor them out of sums.
+const WEIGHT_BLOCK: usize = 32;
+
+/// What a backend promises: its arithmetic, and what it supports.
+#[derive(Clone, Debug)]
+pub struct Tolerances {
+    /// Elements of a block of activations that is rounded to 8 bits before a product, if any.
+    pub int8_block: Option<usize>,
+    /// Weight formats that must load.
+    pub weights: Vec<WeightFormat>,
+    /// KV dtypes that must work.
+    pub kv_dtypes: Vec<KvDtype>,
+    /// Head sizes that must work.
+    pub head_dims: Vec<usize>,
+}
+
+impl Tolerances {
+    /// Activations stay in f32 throughout.
+    #[must_use]
+    pub fn f32() -> Self {
+        Tolerances {
+            int8_block: None,
+            weights: WeightFormat::ALL.to_vec(),
+            kv_dtypes: KvDtype::ALL.to_vec(),
+            head_dims: vec![32, 64, 128, 256],
+        }
+    }
+
+    /// Inputs of products are rounded to 8 bits with one scale for 32 elements, the rest is f32.
+    #[must_use]
+    pub fn int8_activations() -> Self {
+        Tolerances { int8_block: Some(32), ..Self::f32() }
+    }
+
+    /// The same backend on inputs that 8 bits hold exactly.
+    pub(crate) fn exact_inputs(&self) -> Self {
+        Tolerances { int8_block: None, ..self.clone() }
+    }
+
+    /// Bound of `|x · w - exact|`.
+    ///
+    /// Rounding of the sum, with the factors of each weight block taken out of it, plus, for 8-bit
+    /// activations, half a step for every element: `step / 2 · Σ |w|` with `step = max |x| / 127`.
+    /// Where a format has a minimum, `w - min` may be what meets the rounded activation.
+    pub(crate) fn product(&self, x: &[f64], w: &[f64]) -> f64 {
+        let mut bound = 0.0;
+        for (x, w) in x.chunks(WEIGHT_BLOCK).zip(w.chunks(WEIGHT_BLOCK)) {
+            bound += SUM_UNITS * U * largest(w) * x.iter().map(|x| x.abs()).sum::<f64>();
+        }
+        let Some(block) = self.int8_block else { return bound };
+        for (x, w) in x.chunks(block).zip(w.chunks(block)) {
+            let half_step = 0.501 * largest(x) / 127.0;
+            for w in w.chunks(WEIGHT_BLOCK) {
+                let min = w.iter().copied().fold(f64::INFINITY, f64::min);
+                let met = w.iter().map(|w| w.abs().max(w - min)).sum::<f64>();
+                bound += half_step * met;
+            }
+        }
+        bound
+    }
+
+    /// Bound of an elementwise op whose terms have this magnitude.
+    pub(crate) fn element(&self, magnitude: f64) -> f64 {
+        ELEMENT_UNITS * U * magnitude
+    }
+
+    /// Bound of `silu(gate) · up` given those of its factors; the slope of SiLU stays below 1.1.
+    pub(crate) fn swiglu(&self, gate: (f64, f64), up: (f64, f64)) -> f64 {
+        let silu = crate::oracle::silu(gate.0).abs();
+        let through_gate = (1.1 * gate.1 + EXP_RELATIVE * silu) * (up.0.abs() + up.1);
+        through_gate + silu * up.1 + self.element(silu * up.0.abs())
+    }
+
+    /// Bound of a rotation of the pair `(a, b)`; `angle` itself may be rounded to f32 once.
+    pub(crate) fn rotation(&self, a: f64, b: f64, angle: f64) -> f64 {
+        let magnitude = a.abs() + b.abs();
+        self.element(magnitude) + U * angle.abs() * magnitude
+    }
+
+    /// Bound of one element of attention. An error of a score multiplies its weight, once above
+    /// and once below the fraction line.
+    pub(crate) fn attention(&self, score_magnitude: f64, out_magnitude: f64) -> f64 {
+        let weight = SUM_UNITS * U * score_magnitude + EXP_RELATIVE;
+        (2.0 * weight + SUM_UNITS * U) * out_magnitude
+    }
+
+    /// Bound of a log probability whose logits are exact.
+    pub(crate) fn logprob(&self, value: f64) -> f64 {
+        EXP_RELATIVE + self.element(value.abs())
+    }
+}
+
+fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |largest, v| largest.max(v.abs()))
+}
