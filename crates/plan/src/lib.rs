@@ -1,2 +1,8 @@
 //! Capacity and time arithmetic: bytes a token, windows, pools, time to first token.
 #![forbid(unsafe_code)]
+
+mod capacity;
+
+pub use capacity::{
+    ElementBits, KvShape, MemoryLedger, NoRoom, WindowDemand, auto_pages, pool_pages,
+};
