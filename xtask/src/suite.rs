@@ -116,9 +116,9 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// A Python of its own with what the SDK tests need, kept beside the models.
+    /// A Python of its own with what the SDK tests need, kept beside the build.
     fn python_environment(&self, requirements: &Path) -> Result<PathBuf> {
-        let folder = self.models.join("sdk-python");
+        let folder = self.workspace.target.join("sdk-python");
         let python = folder.join("bin/python");
         if !python.exists() {
             let mut venv = Command::new("python3");
