@@ -223,13 +223,10 @@ impl KvPool {
 
     fn attend(&self, context: &[usize], kv_head: usize, q: &[f64], scale: f64) -> Attended {
         let dim = self.spec.head_dim;
-        let slice = |of: &'static str, token: usize| {
-            let data = if of == "k" { &self.keys } else { &self.values };
-            &data[token + kv_head * dim..token + (kv_head + 1) * dim]
-        };
+        let head = |token: usize| token + kv_head * dim..token + (kv_head + 1) * dim;
         let (mut scores, mut score_magnitude) = (Vec::new(), 0.0f64);
         for &token in context {
-            let products = q.iter().zip(slice("k", token)).map(|(q, k)| q * k * scale);
+            let products = q.iter().zip(&self.keys[head(token)]).map(|(q, k)| q * k * scale);
             scores.push(products.clone().sum::<f64>());
             score_magnitude = score_magnitude.max(products.map(f64::abs).sum());
         }
@@ -238,7 +235,7 @@ impl KvPool {
         let (mut out, mut out_magnitude) = (vec![0.0; dim], vec![0.0; dim]);
         for (score, &token) in scores.iter().zip(context) {
             let weight = (score - max).exp() / total;
-            for (e, v) in slice("v", token).iter().enumerate() {
+            for (e, v) in self.values[head(token)].iter().enumerate() {
                 out[e] += weight * v;
                 out_magnitude[e] += (weight * v).abs();
             }
