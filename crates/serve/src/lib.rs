@@ -2,9 +2,4 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
-mod json;
-mod request_log;
-mod server;
-mod sse;
-mod body;
 pub mod wire;

@@ -5,7 +5,7 @@
 
 use crate::config::REQUEST_LOG_BACKLOG_MAX;
 use serde::Serialize;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -80,16 +80,16 @@ impl RequestLog {
     /// If the file cannot be opened or the thread cannot be started.
     pub fn open(path: &Path) -> io::Result<(Self, RequestLogWriter)> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
-        Self::start(file)
+        Self::start(BufWriter::new(file))
     }
 
-    fn start(file: File) -> io::Result<(Self, RequestLogWriter)> {
+    fn start(file: impl Write + Send + 'static) -> io::Result<(Self, RequestLogWriter)> {
         let (sender, receiver) = sync_channel(REQUEST_LOG_BACKLOG_MAX);
         let dropped = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&dropped);
         let thread = std::thread::Builder::new()
             .name("request-log".to_owned())
-            .spawn(move || write_all(&receiver, &counter, BufWriter::new(file)))?;
+            .spawn(move || write_all(&receiver, &counter, file))?;
         Ok((Self { sender, dropped }, RequestLogWriter { thread }))
     }
 
@@ -146,4 +146,82 @@ fn write_line(file: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     file.write_all(&line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    fn record(id: usize) -> Record {
+        Record {
+            id: id.to_string(),
+            status: "done",
+            endpoint: "/",
+            model: String::new(),
+            stream: false,
+            arrived_unix_s: 0.0,
+            total_s: 0.1 + 0.2,
+            prompt_tokens: 1,
+            cached_tokens: 0,
+            completion_tokens: 0,
+            max_tokens: 0,
+            seed: 0,
+            queue_position: None,
+            queue_s: None,
+            prefill_s: None,
+            ttft_predicted_s: None,
+            ttft_s: None,
+            decode_s: None,
+            decode_tokens_per_s: None,
+            finish_reason: None,
+            error: None,
+        }
+    }
+
+    /// A file that is stuck until it is told otherwise.
+    struct Stuck {
+        begun: mpsc::Sender<()>,
+        go_on: mpsc::Receiver<()>,
+        written: Arc<std::sync::Mutex<Vec<u8>>>,
+    }
+
+    impl Write for Stuck {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.begun.send(());
+            // An error means that the test lets everything pass from now on.
+            let _ = self.go_on.recv();
+            self.written.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_stuck_disk_costs_records_and_no_time() {
+        let (begun, has_begun) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel();
+        let written = Arc::default();
+        let file = Stuck { begun, go_on: may_go_on, written: Arc::clone(&written) };
+        let (log, writer) = RequestLog::start(file).unwrap();
+        log.write(record(0));
+        has_begun.recv().unwrap();
+        let extra = 7;
+        for id in 0..REQUEST_LOG_BACKLOG_MAX + extra {
+            log.write(record(id));
+        }
+        drop((go_on, log));
+        writer.finish();
+        let written = String::from_utf8(written.lock().unwrap().clone()).unwrap();
+        let lines: Vec<serde_json::Value> =
+            written.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let dropped: u64 = lines.iter().filter_map(|line| line["dropped_records"].as_u64()).sum();
+        assert_eq!(dropped, extra as u64);
+        let records = lines.iter().filter(|line| line["id"].is_string()).count();
+        assert_eq!(records, REQUEST_LOG_BACKLOG_MAX + 1);
+        assert_eq!(lines[0]["total_s"].as_f64(), Some(0.1 + 0.2), "full precision");
+    }
 }

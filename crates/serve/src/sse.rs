@@ -46,6 +46,12 @@ impl Frames {
         self.buffer.is_empty()
     }
 
+    /// Bytes that are waiting.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.buffer.len()
+    }
+
     /// Takes all frames for the connection.
     pub fn take(&mut self) -> Bytes {
         Bytes::from(std::mem::take(&mut self.buffer))
@@ -63,10 +69,7 @@ mod tests {
         frames.data(&serde_json::json!({"text": "a\nb\u{2028}"}));
         frames.done();
         let text = String::from_utf8(frames.take().to_vec()).unwrap();
-        assert_eq!(
-            text,
-            ": position 2\n\ndata: {\"text\":\"a\\nb\u{2028}\"}\n\ndata: [DONE]\n\n"
-        );
+        assert_eq!(text, ": position 2\n\ndata: {\"text\":\"a\\nb\u{2028}\"}\n\ndata: [DONE]\n\n");
         assert!(frames.is_empty());
     }
 }

@@ -251,6 +251,8 @@ impl IntoResponse for ApiError {
         if self == Self::Unauthorized {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        // For the log, which is written where responses leave the server.
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -259,9 +261,12 @@ impl IntoResponse for ApiError {
 mod tests {
     use super::*;
 
+    /// Status, type, code, field and retry rule.
+    type Facts = (u16, &'static str, &'static str, Option<&'static str>, Retry);
+
     /// One of each variant, with the status, type, code, field and retry rule it must have.
     #[rustfmt::skip]
-    fn table() -> Vec<(ApiError, (u16, &'static str, &'static str, Option<&'static str>, Retry))> {
+    fn table() -> Vec<(ApiError, Facts)> {
         use ApiError::{
             BodyTimeout, BodyTooLarge, ContextLengthExceeded, EngineDown, GenerationFailed,
             IncompleteBody, Internal, InvalidContentType, InvalidConversation, InvalidField,

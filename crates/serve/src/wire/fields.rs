@@ -103,7 +103,10 @@ impl Fields {
         let name = self.name(field);
         let integer = integer(&value).ok_or_else(|| wrong_type(&*name, "an integer", &value))?;
         if integer < low {
-            return Err(ApiError::invalid(name, format!("is {integer}, but must be at least {low}")));
+            return Err(ApiError::invalid(
+                name,
+                format!("is {integer}, but must be at least {low}"),
+            ));
         }
         Ok(Some(integer))
     }

@@ -33,9 +33,8 @@ fn message(path: String, item: Value) -> Result<Value, ApiError> {
         "developer" => "system",
         "system" | "user" | "assistant" | "tool" => &role,
         _ => {
-            let problem = format!(
-                "is `{role}`, allowed are system, developer, user, assistant and tool"
-            );
+            let problem =
+                format!("is `{role}`, allowed are system, developer, user, assistant and tool");
             return Err(ApiError::invalid(fields.name("role"), problem));
         }
     };
@@ -221,7 +220,10 @@ mod tests {
                 "messages[1].tool_calls[0].function.name",
             ),
             (json!({"role": "assistant", "tool_calls": {}}), "messages[1].tool_calls"),
-            (json!({"role": "assistant", "tool_calls": [{}]}), "messages[1].tool_calls[0].function"),
+            (
+                json!({"role": "assistant", "tool_calls": [{}]}),
+                "messages[1].tool_calls[0].function",
+            ),
         ] {
             check(&json!([ok, message]), &json!(place));
         }

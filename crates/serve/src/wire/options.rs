@@ -99,8 +99,7 @@ fn sampling(fields: &mut Fields, default: &SamplingParams) -> Result<SamplingPar
         params.top_k = u32::try_from(top_k.max(0)).unwrap_or(0);
     }
     params.validate().map_err(|error| {
-        let problem =
-            format!("is {}, allowed is {} to {}", error.value, error.low, error.high);
+        let problem = format!("is {}, allowed is {} to {}", error.value, error.low, error.high);
         ApiError::invalid(error.name, problem)
     })?;
     Ok(params)
@@ -198,10 +197,7 @@ mod tests {
     fn max_tokens_is_a_count_and_the_newer_name_wins() {
         for wrong in [json!(-1), json!(1.5), json!("5"), json!(true), json!([1])] {
             assert_eq!(fault(json!({"max_tokens": wrong.clone()})), "max_tokens");
-            assert_eq!(
-                fault(json!({"max_completion_tokens": wrong})),
-                "max_completion_tokens"
-            );
+            assert_eq!(fault(json!({"max_completion_tokens": wrong})), "max_completion_tokens");
         }
         let both = read(json!({"max_tokens": 3, "max_completion_tokens": 7})).unwrap();
         assert_eq!(both.max_tokens, Some(7));

@@ -37,7 +37,9 @@ impl Neutral {
             Self::Number(neutral) => value.as_f64() == Some(neutral),
             Self::Boolean(neutral) => value.as_bool() == Some(neutral),
             Self::TextFormat => value.get("type").is_some_and(|kind| kind == "text"),
-            Self::TextModality => value.as_array().is_some_and(|all| all.iter().all(|m| m == "text")),
+            Self::TextModality => {
+                value.as_array().is_some_and(|all| all.iter().all(|m| m == "text"))
+            }
         }
     }
 }
