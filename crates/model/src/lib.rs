@@ -1,2 +1,32 @@
 //! Architectures as data plus one forward pass a family, written once over the op contract.
+//!
+//! - [`Architecture`] says what distinguishes one decoder from another, [`LlamaConfig`] holds the
+//!   sizes that a file states.
+//! - [`Model::load`] binds a file's tensors to a backend, one after the other, and refuses files
+//!   whose tensors are missing, unknown or of another shape.
+//! - [`Model`] implements [`laneway_execution::Executor`]: it checks a step, then runs it.
+//!
+//! This crate does not know which backend runs it, nor what a request is.
 #![forbid(unsafe_code)]
+
+mod architecture;
+mod bind;
+mod config;
+mod error;
+mod file;
+mod forward;
+mod model;
+mod rope;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod validate;
+
+pub use architecture::{ARCHITECTURES, Architecture, LLAMA};
+pub use bind::{LoadProgress, packed_weight_bytes};
+pub use config::LlamaConfig;
+pub use error::LoadError;
+pub use file::{FileTensor, ModelFile};
+pub use model::{LoadOptions, Model};
+pub use rope::RopeScaling;
