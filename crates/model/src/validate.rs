@@ -179,7 +179,8 @@ mod tests {
 
     #[test]
     fn refusals_carry_the_numbers() {
-        let cases: [(&str, fn(&mut StepBatch)); 19] = [
+        type Spoil = fn(&mut StepBatch);
+        let cases: [(&str, Spoil); 19] = [
             ("no rows", StepBatch::clear),
             ("106 rows, at most 100", |b| {
                 b.push_segment(SequenceId(3), 0, &[0; 101], &[PageId(1), PageId(2)], None);
