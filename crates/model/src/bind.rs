@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// How far a load has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress<'a> {
-    /// FileTensor that is bound next; empty at the end.
+    /// Tensor that is bound next; empty at the end.
     pub tensor: &'a str,
     /// Tensors bound.
     pub tensors_done: usize,

@@ -92,8 +92,10 @@ impl<'a> Metadata<'a> {
 
     fn size_if_present(&self, key: &str) -> Result<Option<usize>, LoadError> {
         let value = self.file.unsigned(&self.full(key)).map_err(|e| self.error(key, e))?;
-        let fits = |value: u64| {
-            usize::try_from(value).map_err(|_| self.error(key, format!("{value} is too large")))
+        // Products of two sizes must not overflow, whatever a file says.
+        let fits = |value: u64| match u32::try_from(value) {
+            Ok(value) => Ok(value as usize),
+            Err(_) => Err(self.error(key, format!("{value} is too large"))),
         };
         value.map(fits).transpose()
     }

@@ -96,7 +96,7 @@ impl TestFile {
             ("attention.head_count_kv", kv_heads),
             ("rope.dimension_count", recipe.rotary_dims),
         ] {
-            file.set_uint(&format!("llama.{key}"), value as u32);
+            file.set_uint(&format!("llama.{key}"), value as u64);
         }
         file.set_float("llama.attention.layer_norm_rms_epsilon", 1e-5);
         file.set_float("llama.rope.freq_base", 1000.0);
@@ -140,8 +140,8 @@ impl TestFile {
         1.0 + 0.5 * pair as f32
     }
 
-    pub fn set_uint(&mut self, key: &str, value: u32) {
-        self.metadata.insert(key.to_owned(), Value::Unsigned(value.into()));
+    pub fn set_uint(&mut self, key: &str, value: u64) {
+        self.metadata.insert(key.to_owned(), Value::Unsigned(value));
     }
 
     pub fn set_float(&mut self, key: &str, value: f32) {

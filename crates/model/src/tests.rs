@@ -299,12 +299,16 @@ fn bad_files_are_refused_with_names_and_shapes() {
         "metadata llama.block_count: 0, expected a positive number",
     );
     check(
-        |f| f.set_uint("llama.block_count", u32::MAX),
+        |f| f.set_uint("llama.block_count", u32::MAX.into()),
         "metadata llama.block_count: 4294967295 layers in 21 tensors",
     );
     check(
         |f| f.set_text("llama.rope.scaling.type", "yarn"),
         "metadata llama.rope.scaling.type: \"yarn\" is not supported (supported: none, linear)",
+    );
+    check(
+        |f| f.set_uint("llama.embedding_length", 1 << 32),
+        "metadata llama.embedding_length: 4294967296 is too large",
     );
     check(
         |f| f.set_uint("llama.expert_count", 8),

@@ -1,7 +1,7 @@
 //! The suite that every backend instantiates: each op against its f64 oracle, and the promises
 //! that span ops (row independence, nothing stale, errors instead of panics).
 //!
-//! ```ignore
+//! ```text
 //! mod conformance {
 //!     laneway_ops::conformance!(|workspace| MyOps::new(workspace), Tolerances::f32());
 //! }
