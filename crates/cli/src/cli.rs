@@ -86,7 +86,7 @@ mod tests {
             for arg in options.filter(|arg| !IN_NO_VARIABLE.contains(&arg.get_id().as_str())) {
                 let variable = arg.get_env().and_then(std::ffi::OsStr::to_str);
                 let wanted = format!("LANEWAY_{}", arg.get_id().as_str().to_uppercase());
-                assert_eq!(variable, Some(wanted.as_str()), "{} {arg}", command.get_name());
+                assert_eq!(variable, Some(wanted.as_str()), "of laneway {}", command.get_name());
             }
         }
     }

@@ -6,9 +6,12 @@ mod cli;
 mod client;
 mod commands;
 mod fetch;
+mod loading;
 mod log;
 mod memory;
+mod output;
 mod progress;
+mod serving;
 mod settings;
 
 use anyhow::Result;
@@ -23,6 +26,7 @@ const REFUSED: u8 = 2;
 fn main() -> ExitCode {
     match run(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if output::is_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
             if error.is::<Refusal>() { ExitCode::from(REFUSED) } else { ExitCode::FAILURE }
@@ -31,9 +35,15 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<()> {
-    log::start(&cli.log)?;
+    // Only a server has something to tell while all is well.
+    let level = if matches!(cli.command, Command::Serve(_)) { "info" } else { "warn" };
+    log::start(&cli.log, level)?;
     match &cli.command {
+        Command::Serve(settings) => commands::serve::run(settings),
+        Command::Run(settings) => commands::run::run(settings),
+        Command::Inspect(settings) => commands::inspect::run(settings),
         Command::Fetch(settings) => commands::fetch::run(settings),
-        _ => Ok(()),
+        Command::Demo(settings) => commands::demo::run(settings),
+        Command::Bench(settings) => commands::bench::run(settings),
     }
 }

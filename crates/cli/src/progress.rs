@@ -39,6 +39,12 @@ impl Progress {
         self.0.set_position(done);
     }
 
+    /// Moves to `done` of `total`.
+    pub fn set_of(&self, done: u64, total: u64) {
+        self.0.set_length(total);
+        self.0.set_position(done);
+    }
+
     /// Clears the line.
     pub fn finish(self) {
         self.0.finish_and_clear();

@@ -4,7 +4,7 @@
 mod body;
 mod events;
 
-pub use events::{Event, Events};
+pub use events::Events;
 
 use anyhow::{Context, Result, bail};
 use body::Body;

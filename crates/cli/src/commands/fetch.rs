@@ -1,6 +1,7 @@
 //! `laneway fetch`: obtains a known model and prints its path.
 
 use crate::fetch::{self, Existing, cache_folder, known_model, known_names};
+use crate::output;
 use anyhow::{Result, bail};
 use clap::Args;
 use std::path::PathBuf;
@@ -26,6 +27,5 @@ pub fn run(settings: &Settings) -> Result<()> {
         None => cache_folder()?,
     };
     let path = fetch::obtain(model, &folder, Existing::Verify)?;
-    println!("{}", path.display());
-    Ok(())
+    output::print(&format!("{}\n", path.display()))
 }

@@ -49,7 +49,7 @@ pub(super) fn unpack(
             break;
         }
         hash.update(&block[..count]);
-        out.write_all(&block[..count]).map_err(|error| write_error(error, destination))?;
+        out.write_all(&block[..count]).map_err(|error| write_error(&error, destination))?;
         done += count as u64;
         progress(done);
     }
@@ -65,7 +65,7 @@ pub(super) fn unpack(
             member.sha256
         );
     }
-    out.sync_all().map_err(|error| write_error(error, destination))
+    out.sync_all().map_err(|error| write_error(&error, destination))
 }
 
 /// SHA-256 of everything in `input`, in hexadecimal.
@@ -75,7 +75,7 @@ pub(super) fn digest(mut input: impl Read) -> std::io::Result<String> {
     Ok(hexadecimal(&hash.finalize()))
 }
 
-fn write_error(error: std::io::Error, path: &Path) -> anyhow::Error {
+fn write_error(error: &std::io::Error, path: &Path) -> anyhow::Error {
     let hint = match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             ". Free some space, set LANEWAY_CACHE to another place, or fetch with --dir"

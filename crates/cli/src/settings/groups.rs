@@ -4,6 +4,7 @@
 use super::{KvCapacity, WeightsSetting};
 use clap::{Args, ValueEnum};
 use laneway_numerics::KvDtype;
+use std::fmt;
 use std::net::IpAddr;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -12,10 +13,9 @@ use std::path::PathBuf;
 #[derive(Args, Debug)]
 pub struct LogSettings {
     /// What is logged to standard error: error, warn, info, debug, trace, or a filter such as
-    /// `info,laneway_engine=debug`
+    /// `info,laneway_engine=debug`; default: info for `serve`, warn for the others
     #[arg(long, global = true, env = "LANEWAY_LOG_LEVEL", value_name = "LEVEL")]
-    #[arg(default_value = "info")]
-    pub log_level: String,
+    pub log_level: Option<String>,
 }
 
 /// Arithmetic of the matrix products.
@@ -25,6 +25,15 @@ pub enum PrecisionSetting {
     Int8,
     /// 32-bit activations: slow, close to the reference
     F32,
+}
+
+impl fmt::Display for PrecisionSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PrecisionSetting::Int8 => "int8",
+            PrecisionSetting::F32 => "f32",
+        })
+    }
 }
 
 /// The model and what computes it.
@@ -43,6 +52,25 @@ pub struct ComputeSettings {
     /// Threads that compute; default: one for each core
     #[arg(long, env = "LANEWAY_THREADS", value_name = "N")]
     pub threads: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub arithmetic: ArithmeticSettings,
+}
+
+impl ComputeSettings {
+    /// Threads that compute.
+    pub fn threads(&self) -> NonZeroUsize {
+        self.threads.unwrap_or_else(all_cores)
+    }
+}
+
+/// One thread for each core that this process may use.
+pub fn all_cores() -> NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
+/// In which numbers the model is computed.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct ArithmeticSettings {
     /// Arithmetic of the matrix products
     #[arg(long, env = "LANEWAY_PRECISION", value_enum, default_value_t = PrecisionSetting::Int8)]
     pub precision: PrecisionSetting,
@@ -59,6 +87,13 @@ pub struct ContextSettings {
     /// trained for
     #[arg(long, env = "LANEWAY_MAX_CONTEXT", value_name = "TOKENS")]
     pub max_context: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub step: StepSettings,
+}
+
+/// What a step computes, and what it keeps.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct StepSettings {
     /// Element type of cached keys and values: f32, f16 or bf16
     #[arg(long, env = "LANEWAY_KV_DTYPE", value_name = "TYPE", default_value_t = KvDtype::F16)]
     pub kv_dtype: KvDtype,
@@ -120,7 +155,7 @@ pub struct ServerSettings {
     /// Milliseconds without output after which a stream gets a comment, so that proxies keep it
     /// open
     #[arg(long, env = "LANEWAY_KEEP_ALIVE_MS", value_name = "MS")]
-    #[arg(default_value_t = NonZeroU64::new(10_000).unwrap())]
+    #[arg(default_value_t = NonZeroU64::new(5_000).unwrap())]
     pub keep_alive_ms: NonZeroU64,
 }
 

@@ -8,7 +8,7 @@ mod groups;
 mod values;
 
 pub use groups::{
-    ComputeSettings, ContextSettings, LogSettings, ModelSettings, PoolSettings, PrecisionSetting,
-    SamplingSettings, ServerSettings,
+    ArithmeticSettings, ComputeSettings, ContextSettings, LogSettings, ModelSettings, PoolSettings,
+    PrecisionSetting, SamplingSettings, ServerSettings, StepSettings, all_cores,
 };
 pub use values::{KvCapacity, WeightsSetting};

@@ -10,8 +10,6 @@ pub(super) struct Report {
     pub version: &'static str,
     /// Name of the model file.
     pub model: String,
-    /// Instruction set that the kernels use.
-    pub isa: String,
     /// Arithmetic of the matrix products.
     pub precision: String,
     /// Element type of the KV pool.
@@ -45,8 +43,8 @@ impl Report {
     /// A table for reading: one line a result.
     pub(super) fn table(&self) -> String {
         let mut table = format!(
-            "{}: {}, {}, KV {}, prefill chunk {}\n",
-            self.model, self.isa, self.precision, self.kv_dtype, self.prefill_chunk
+            "{}: {}, KV {}, prefill chunk {}\n",
+            self.model, self.precision, self.kv_dtype, self.prefill_chunk
         );
         let header = ("test", "threads", "tokens/s", "lowest", "highest");
         let (test, threads, rate, lowest, highest) = header;

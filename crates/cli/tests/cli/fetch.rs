@@ -1,10 +1,11 @@
 //! `laneway fetch` from outside, with a pip of our own making in the path.
 
+use crate::support::{assert_says, command, model};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Output;
 
 /// What a made-up pip does when it is asked to download; `$dest` is the folder.
 struct FakePip {
@@ -39,7 +40,7 @@ impl FakePip {
 }
 
 fn fetch(path_variable: String, arguments: &[&str], cache: &Path) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_laneway"))
+    command()
         .arg("fetch")
         .args(arguments)
         .env("PATH", path_variable)
@@ -62,12 +63,6 @@ fn complaint(pip: &FakePip) -> String {
 fn files(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
     names.map(|name| name.to_string_lossy().into_owned()).collect()
-}
-
-fn assert_says(text: &str, wanted: &[&str]) {
-    for wanted in wanted {
-        assert!(text.contains(wanted), "{wanted:?} is not in:\n{text}");
-    }
 }
 
 #[test]
@@ -137,11 +132,9 @@ fn an_unusable_folder_is_told_with_the_way_out() {
 
 #[test]
 fn a_model_that_is_there_is_checked_and_named() {
-    let models = PathBuf::from(std::env::var_os("LANEWAY_TEST_MODELS").expect(
-        "LANEWAY_TEST_MODELS is not set; run `cargo xtask test`, which fetches the models",
-    ));
-    let output = fetch(String::new(), &["smollm2-135m"], &models);
+    let wanted = model();
+    let folder = Path::new(&wanted).parent().unwrap();
+    let output = fetch(String::new(), &["smollm2-135m"], folder);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let wanted = models.join("smollm2-135m-instruct-q4_1.gguf");
-    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{}\n", wanted.display()));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{wanted}\n"));
 }

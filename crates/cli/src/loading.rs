@@ -1,0 +1,187 @@
+//! From a model's name to a loaded model: the one place where a backend is chosen.
+
+use crate::fetch::{Existing, cache_folder, known_model, known_names, obtain};
+use crate::memory;
+use crate::progress::Progress;
+use crate::settings::capacity::{Available, Capacity, Wanted};
+use crate::settings::{ArithmeticSettings, PrecisionSetting, StepSettings, WeightsSetting};
+use anyhow::{Context, Result, bail, ensure};
+use laneway_artifact::Gguf;
+use laneway_cpu::{CpuConfig, CpuOps, Precision};
+use laneway_execution::Executor;
+use laneway_frontend::{ChatTemplate, Tokenizer};
+use laneway_model::{LlamaConfig, LoadOptions, Model, packed_weight_bytes};
+use laneway_ops::Workspace;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most alternatives that a request may ask for at a token, as the API has it.
+const TOP_LOGPROBS_MAX: usize = 20;
+
+/// A model file that is open and of a known architecture.
+pub struct OpenedModel {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The known name that it was opened by.
+    known_name: Option<&'static str>,
+    /// Its content.
+    pub gguf: Gguf,
+    /// The sizes that it states.
+    pub config: LlamaConfig,
+}
+
+/// A loaded model and the sizes it was loaded with.
+pub struct Loaded {
+    /// The model.
+    pub model: Model<CpuOps>,
+    /// Window and pool.
+    pub capacity: Capacity,
+    /// How long loading took.
+    pub duration: Duration,
+}
+
+/// What a model is loaded for.
+#[derive(Clone, Copy, Debug)]
+pub struct Purpose {
+    /// Threads that compute.
+    pub threads: NonZeroUsize,
+    /// In which numbers.
+    pub arithmetic: ArithmeticSettings,
+    /// What a step computes and keeps.
+    pub step: StepSettings,
+    /// Longest sequence and the pool that sequences share.
+    pub wanted: Wanted,
+}
+
+impl OpenedModel {
+    /// Opens the file that `model` names: a path, or a known model, which is fetched if need be.
+    ///
+    /// # Errors
+    /// When there is no such file, or it is not a model that Laneway can run.
+    pub fn open(model: &str) -> Result<Self> {
+        let (path, known_name) = locate(model)?;
+        let gguf = Gguf::open(&path)?;
+        let config = LlamaConfig::from_file(&gguf)
+            .with_context(|| format!("cannot run {}", path.display()))?;
+        Ok(OpenedModel { path, known_name, gguf, config })
+    }
+
+    /// What the API calls the model: its known name, if it was opened by that, and its file's.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.known_name.map(str::to_owned).into_iter().chain([self.name()]).collect()
+    }
+
+    /// The file's name without its ending.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// The file's tokenizer and, if it has one, its chat template.
+    ///
+    /// # Errors
+    /// A tokenizer or template that Laneway cannot read.
+    pub fn text(&self) -> Result<(Arc<Tokenizer>, Option<ChatTemplate>)> {
+        let tokenizer = Tokenizer::from_gguf(&self.gguf)
+            .with_context(|| format!("cannot read the tokenizer of {}", self.path.display()))?;
+        let template = ChatTemplate::from_gguf(&self.gguf)
+            .with_context(|| format!("cannot read the chat template of {}", self.path.display()))?;
+        Ok((Arc::new(tokenizer), template))
+    }
+
+    /// Bytes of the weights once they are packed for this machine.
+    ///
+    /// # Errors
+    /// Tensors that are missing, unknown or of another shape.
+    pub fn packed_weight_bytes(&self) -> Result<u64> {
+        let arithmetic =
+            ArithmeticSettings { precision: PrecisionSetting::Int8, weights: WeightsSetting::Auto };
+        let workspace = Workspace { rows: 1, samples: 1, context: 1 };
+        let backend = cpu_backend(NonZeroUsize::MIN, arithmetic, workspace)?;
+        Ok(packed_weight_bytes(&self.gguf, &backend)?)
+    }
+
+    /// Works out the sizes, then packs the weights and allocates the pool.
+    ///
+    /// # Errors
+    /// Settings that cannot be honoured (a [`Refusal`](crate::settings::capacity::Refusal)), or a
+    /// file that does not hold what it says.
+    pub fn load(&self, purpose: &Purpose) -> Result<Loaded> {
+        let start = Instant::now();
+        let Purpose { threads, arithmetic, step, wanted } = *purpose;
+        // Decode rows of all lanes ride along with a prefill chunk, and a prompt's own tokens may
+        // be scored, so that every row of a step can be a sampled one.
+        let rows = step.prefill_chunk.get() + wanted.lanes.get();
+        let native = self.config.context;
+        let context = wanted.max_context.map_or(native, |window| window.get().min(native));
+        let workspace = Workspace { rows, samples: rows, context };
+        let backend = cpu_backend(threads, arithmetic, workspace)?;
+        let weights = packed_weight_bytes(&self.gguf, &backend)?;
+        let page_bytes = self.config.geometry(step.kv_dtype).page_bytes as u64;
+        let available = Available {
+            native_context: native,
+            page_bytes,
+            pool_bytes: memory::plannable_bytes().map(|bytes| bytes.saturating_sub(weights)),
+        };
+        let capacity = Capacity::resolve(&wanted, &available)?;
+        let options = LoadOptions {
+            kv_dtype: step.kv_dtype,
+            pages: capacity.pages,
+            top_logprobs: TOP_LOGPROBS_MAX,
+        };
+        let progress = Progress::bytes(format!("loading {}", self.name()), 0);
+        let model = Model::load(&self.gguf, backend, &options, &mut |at| {
+            progress.set_of(at.bytes_done, at.bytes);
+        })?;
+        progress.finish();
+        // The plan is a promise: what was refused or granted must be what is allocated.
+        let planned = weights + page_bytes * capacity.pages as u64;
+        let allocated = model.ledger().total_bytes();
+        ensure!(planned == allocated, "planned {planned} bytes, but allocated {allocated}");
+        Ok(Loaded { model, capacity, duration: start.elapsed() })
+    }
+}
+
+impl Loaded {
+    /// Prints what was allocated.
+    pub fn print_ledger(&self) {
+        eprint!("{}", self.model.ledger());
+        let Capacity { max_context, .. } = self.capacity;
+        eprintln!(
+            "context {max_context} tokens, KV pool {} tokens in {} pages",
+            self.capacity.pool_tokens(),
+            self.model.limits().pages
+        );
+    }
+}
+
+fn cpu_backend(
+    threads: NonZeroUsize,
+    arithmetic: ArithmeticSettings,
+    workspace: Workspace,
+) -> Result<CpuOps> {
+    let precision = match arithmetic.precision {
+        PrecisionSetting::Int8 => Precision::Int8,
+        PrecisionSetting::F32 => Precision::F32,
+    };
+    let WeightsSetting::Auto = arithmetic.weights;
+    Ok(CpuOps::new(CpuConfig { threads: threads.get(), precision, isa: None, workspace })?)
+}
+
+fn locate(model: &str) -> Result<(PathBuf, Option<&'static str>)> {
+    let path = Path::new(model);
+    if path.is_file() {
+        return Ok((path.to_path_buf(), None));
+    }
+    if let Some(known) = known_model(model) {
+        let path = obtain(known, &cache_folder()?, Existing::TrustSize)?;
+        return Ok((path, Some(known.name)));
+    }
+    if path.is_dir() {
+        bail!("{model} is a folder; models are GGUF files");
+    }
+    bail!("no model {model:?}: it is neither a file nor a known name ({})", known_names())
+}
