@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{BLOCK_ELEMENTS, KvDtype, SUPERBLOCK_ELEMENTS, q4_0, q4_1, q4k, q5_0, q5_1, q5k, q6k, q8_0};
+use crate::{
+    BLOCK_ELEMENTS, KvDtype, SUPERBLOCK_ELEMENTS, q4_0, q4_1, q4k, q5_0, q5_1, q5k, q6k, q8_0,
+};
 
 /// How the elements of a weight row are stored.
 ///

@@ -7,7 +7,6 @@ use crate::FormatError;
 
 /// How one element of K or V is stored in the attention cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum KvDtype {
     /// IEEE 754 binary32.
     F32,
