@@ -15,6 +15,7 @@ mod config;
 mod error;
 mod file;
 mod forward;
+mod gguf;
 mod model;
 mod rope;
 #[cfg(test)]
