@@ -1,0 +1,176 @@
+//! AVX2 with FMA and F16C: pairs of 256-bit vectors.
+
+use super::Simd;
+use std::arch::x86_64::*;
+
+pub(crate) struct Avx2;
+
+/// The nibble mask.
+const NIBBLE: i8 = 15;
+
+// SAFETY (all blocks): the caller promises AVX2, FMA and F16C, and pointers valid for a vector;
+// loads and stores are the unaligned ones.
+impl Simd for Avx2 {
+    type F = [__m256; 2];
+    type I = [__m256i; 2];
+    type C = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_set1_ps(v); 2] }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: Self::F) {
+        // SAFETY: see above.
+        unsafe {
+            _mm256_storeu_ps(p, v[0]);
+            _mm256_storeu_ps(p.add(8), v[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self::F {
+        // SAFETY: see above.
+        unsafe {
+            let (low, high) = (_mm_loadu_si128(p.cast()), _mm_loadu_si128(p.add(8).cast()));
+            [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: Self::F) {
+        // SAFETY: see above.
+        unsafe {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
+            _mm_storeu_si128(p.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self::F {
+        // SAFETY: see above.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn round(a: Self::F) -> Self::F {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        // SAFETY: see above.
+        unsafe { [_mm256_round_ps::<NEAREST>(a[0]), _mm256_round_ps::<NEAREST>(a[1])] }
+    }
+    #[inline(always)]
+    unsafe fn scale2(a: Self::F, n: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe {
+            let bias = _mm256_set1_epi32(127);
+            let power = |n| {
+                let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), bias);
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+            };
+            [_mm256_mul_ps(a[0], power(n[0])), _mm256_mul_ps(a[1], power(n[1]))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn int_splat(v: i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe { [_mm256_set1_epi32(v); 2] }
+    }
+    #[inline(always)]
+    unsafe fn int_to_f(v: Self::I) -> Self::F {
+        // SAFETY: see above.
+        unsafe { [_mm256_cvtepi32_ps(v[0]), _mm256_cvtepi32_ps(v[1])] }
+    }
+    #[inline(always)]
+    unsafe fn codes(p: *const u8) -> Self::C {
+        // SAFETY: see above.
+        unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn low(c: Self::C) -> Self::C {
+        // SAFETY: see above.
+        unsafe {
+            let mask = _mm256_set1_epi8(NIBBLE);
+            [_mm256_and_si256(c[0], mask), _mm256_and_si256(c[1], mask)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn high(c: Self::C) -> Self::C {
+        // SAFETY: see above.
+        unsafe {
+            let mask = _mm256_set1_epi8(NIBBLE);
+            [
+                _mm256_and_si256(_mm256_srli_epi16::<4>(c[0]), mask),
+                _mm256_and_si256(_mm256_srli_epi16::<4>(c[1]), mask),
+            ]
+        }
+    }
+    /// Even and odd bytes are widened apart: the byte-wise multiply would saturate on codes of
+    /// eight bits.
+    #[inline(always)]
+    unsafe fn dot(acc: Self::I, codes: Self::C, x: i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            let odd_x = _mm256_srai_epi16::<8>(x);
+            let even_x = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x));
+            let mask = _mm256_set1_epi16(255);
+            let half = |acc, codes| {
+                let even = _mm256_madd_epi16(_mm256_and_si256(codes, mask), even_x);
+                let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(codes), odd_x);
+                _mm256_add_epi32(acc, _mm256_add_epi32(even, odd))
+            };
+            [half(acc[0], codes[0]), half(acc[1], codes[1])]
+        }
+    }
+    #[inline(always)]
+    unsafe fn code(c: Self::C, i: usize) -> Self::I {
+        // SAFETY: see above.
+        unsafe {
+            let shift = _mm_cvtsi32_si128(8 * i as i32);
+            let mask = _mm256_set1_epi32(255);
+            [
+                _mm256_and_si256(_mm256_srl_epi32(c[0], shift), mask),
+                _mm256_and_si256(_mm256_srl_epi32(c[1], shift), mask),
+            ]
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! AVX-512 with VNNI.
+
+use super::Simd;
+use std::arch::x86_64::*;
+
+pub(crate) struct Avx512;
+
+// SAFETY (all blocks): the caller promises AVX-512 F, BW and VNNI, and pointers valid for a vector;
+// loads and stores are the unaligned ones.
+impl Simd for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type C = __m512i;
+
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_set1_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: Self::F) {
+        // SAFETY: see above.
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: Self::F) {
+        // SAFETY: see above.
+        unsafe {
+            _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(v));
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self::F {
+        // SAFETY: see above.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn round(a: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+    #[inline(always)]
+    unsafe fn scale2(a: Self::F, n: Self::F) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_scalef_ps(a, n) }
+    }
+    #[inline(always)]
+    unsafe fn int_splat(v: i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe { _mm512_set1_epi32(v) }
+    }
+    #[inline(always)]
+    unsafe fn int_to_f(v: Self::I) -> Self::F {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn codes(p: *const u8) -> Self::C {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn low(c: Self::C) -> Self::C {
+        // SAFETY: see above.
+        unsafe { _mm512_and_si512(c, _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn high(c: Self::C) -> Self::C {
+        // SAFETY: see above.
+        unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(c), _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn dot(acc: Self::I, codes: Self::C, x: i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe { _mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(x)) }
+    }
+    #[inline(always)]
+    unsafe fn code(c: Self::C, i: usize) -> Self::I {
+        // SAFETY: see above.
+        unsafe {
+            let shift = _mm_cvtsi32_si128(8 * i as i32);
+            _mm512_and_si512(_mm512_srl_epi32(c, shift), _mm512_set1_epi32(255))
+        }
+    }
+}
