@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 mod capacity;
+mod time;
 
 pub use capacity::{
     ElementBits, KvShape, MemoryLedger, NoRoom, WindowDemand, auto_pages, pool_pages,
 };
+pub use time::{PrefillCost, PrefillFit, attended_pairs};
