@@ -160,32 +160,32 @@ impl EngineHandle {
         mut sink: Box<dyn EventSink>,
     ) -> Result<RequestGuard, SubmitError> {
         let Inner { started, entry } = &*self.0;
-        let place = started.ledger.admit(request.prompt.len(), request.max_tokens)?;
-        let Place { position, predicted_ttft, own } = place;
-        sink.send(Event::Queued { position, predicted_ttft });
-        let mut outlet = Some(Outlet::new(sink));
         let cancelled = Arc::new(AtomicBool::new(false));
         let guard = RequestGuard(Arc::clone(&cancelled));
         if !is_sound(&request, started.vocab_size) {
-            // Its place is given back by the worker, like any other's.
+            let Place { position, predicted_ttft, .. } =
+                started.ledger.look(request.prompt.len(), request.max_tokens)?;
+            sink.send(Event::Queued { position, predicted_ttft });
             let stats = Stats { prompt: request.prompt.len(), predicted_ttft, ..Stats::default() };
-            let ending = Ending::Failed { failure: Failure::Execution, stats };
-            outlet.take().into_iter().for_each(|outlet| outlet.end(ending));
+            let failure = Failure::Execution;
+            Outlet::new(sink).end(Ending::Failed { failure, stats });
+            return Ok(guard);
         }
+        let place = started.ledger.admit(request.prompt.len(), request.max_tokens)?;
+        let Place { position, predicted_ttft, own } = place;
+        sink.send(Event::Queued { position, predicted_ttft });
+        let outlet = Outlet::new(sink);
         request.top_logprobs = request.top_logprobs.min(started.top_logprobs);
         let mut entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
         let id = RequestId(entry.next);
         entry.next += 1;
         let submission = Submission { id, request, outlet, cancelled, predicted_ttft, own };
         // A full channel cannot be, since the ledger took the request; a closed one can.
-        match entry.sender.try_send(submission) {
-            Ok(()) => Ok(guard),
-            Err(refused) => {
-                let lost = refused.into_inner();
-                lost.outlet.into_iter().for_each(|outlet| outlet.end(Ending::Cancelled));
-                Err(SubmitError::Stopped)
-            }
-        }
+        entry.sender.try_send(submission).map_err(|refused| {
+            refused.into_inner().outlet.end(Ending::Cancelled);
+            SubmitError::Stopped
+        })?;
+        Ok(guard)
     }
 }
 

@@ -93,19 +93,29 @@ impl Ledger {
     /// Takes a request, or refuses it with the numbers.
     pub fn admit(&self, prompt: usize, max_tokens: usize) -> Result<Place, SubmitError> {
         let mut state = self.lock();
+        let place = self.place(&state, prompt, max_tokens)?;
+        state.outstanding += 1;
+        state.in_transit += place.own;
+        Ok(place)
+    }
+
+    /// The same for a request that needs no place, since it ends at once.
+    pub fn look(&self, prompt: usize, max_tokens: usize) -> Result<Place, SubmitError> {
+        self.place(&self.lock(), prompt, max_tokens)
+    }
+
+    fn place(&self, state: &State, prompt: usize, max_tokens: usize) -> Result<Place, SubmitError> {
         if state.failed {
             return Err(SubmitError::Stopped);
         }
         self.config.check_length(prompt, max_tokens)?;
         let backlog = state.backlog();
-        let (busy, slots) = self.busy(&state);
+        let (busy, slots) = self.busy(state);
         let pending = state.outstanding - busy;
         if state.outstanding >= slots.saturating_add(self.config.pending_max) {
             return Err(SubmitError::QueueFull { pending, retry_after: backlog.max(RETRY_MIN) });
         }
         let own = state.report.cost.time(0, prompt, self.config.chunk);
-        state.outstanding += 1;
-        state.in_transit += own;
         Ok(Place { position: pending, predicted_ttft: backlog + own, own })
     }
 

@@ -21,8 +21,7 @@ const FAULTS_MAX: usize = 3;
 pub(crate) struct Submission {
     pub id: RequestId,
     pub request: Request,
-    /// None if the request has ended on the way.
-    pub outlet: Option<Outlet>,
+    pub outlet: Outlet,
     pub cancelled: Arc<AtomicBool>,
     pub predicted_ttft: Duration,
     pub own: Duration,
@@ -193,10 +192,6 @@ impl<E: Executor> Worker<E> {
     fn accept(&mut self, submission: Submission) {
         let Submission { id, request, outlet, cancelled, predicted_ttft, own } = submission;
         self.report.received += own;
-        let Some(outlet) = outlet else {
-            self.report.ended += 1;
-            return;
-        };
         let prompt = request.prompt.len();
         match self.scheduler.submit(id, request, predicted_ttft, self.now()) {
             Ok(()) => {
