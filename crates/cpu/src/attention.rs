@@ -125,18 +125,8 @@ impl<E: Element> Kernel for Attention<'_, E> {
                 _ => (item % heads, 0),
             };
             // SAFETY: the item names a block, a head and a chunk of the op, whose pointers are
-            // valid by the contract of the constructor's caller.
-            unsafe {
-                match self.phase {
-                    Phase::Blocks => self.whole::<S>(block, head),
-                    Phase::Chunks if chunk < block.chunks() => {
-                        let at = self.partial(item / per_block, head, chunk);
-                        self.chunk::<S>(block, head, chunk, at);
-                    }
-                    Phase::Chunks => {}
-                    Phase::Merge => self.merge_partials::<S>(item / per_block, block, head),
-                }
-            }
+            // valid by the promise of whoever dispatches the kernel.
+            unsafe { self.item::<S>(item / per_block, block, head, chunk) };
         }
     }
 }
@@ -155,31 +145,39 @@ impl<E: Element> Attention<'_, E> {
         unsafe { self.partials.add(index * partial_len(queries, self.spec.head_dim)) }
     }
 
+    /// Does one item: all chunks of a block and head, or one, or the merging of all.
+    ///
+    /// # Safety
+    /// The item belongs to the op; in phase `Merge`, all of phase `Chunks` is done.
     #[inline(always)]
-    unsafe fn whole<S: Simd>(&self, block: &Block, head: usize) {
-        let part_offset = BLOCK_QUERIES * self.stride();
-        // SAFETY: scratch has two sets of states.
+    unsafe fn item<S: Simd>(&self, index: usize, block: &Block, head: usize, chunk: usize) {
+        let chunks = block.chunks();
+        let chunks = match self.phase {
+            Phase::Chunks => chunk..chunks.min(chunk + 1),
+            Phase::Blocks | Phase::Merge => 0..chunks,
+        };
+        // SAFETY: scratch has two sets of states, `partials` a set for every chunk.
         unsafe {
-            let running = self.scratch;
-            let part = self.scratch.add(part_offset);
-            self.chunk::<S>(block, head, 0, running);
-            for chunk in 1..block.chunks() {
-                self.chunk::<S>(block, head, chunk, part);
-                self.merge::<S>(block, running, part);
+            let running = match self.phase {
+                Phase::Blocks => self.scratch,
+                Phase::Chunks | Phase::Merge => self.partial(index, head, 0),
+            };
+            for chunk in chunks {
+                let part = match self.phase {
+                    Phase::Blocks if chunk == 0 => running,
+                    Phase::Blocks => running.add(BLOCK_QUERIES * self.stride()),
+                    Phase::Chunks | Phase::Merge => self.partial(index, head, chunk),
+                };
+                if self.phase != Phase::Merge {
+                    self.chunk::<S>(block, head, chunk, part);
+                }
+                if self.phase != Phase::Chunks && chunk > 0 {
+                    self.merge::<S>(block, running, part);
+                }
             }
-            self.finish::<S>(block, head, running);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn merge_partials<S: Simd>(&self, index: usize, block: &Block, head: usize) {
-        // SAFETY: phase `Chunks` filled the partial results of every chunk of the block.
-        unsafe {
-            let running = self.partial(index, head, 0);
-            for chunk in 1..block.chunks() {
-                self.merge::<S>(block, running, self.partial(index, head, chunk));
+            if self.phase != Phase::Chunks {
+                self.finish::<S>(block, head, running);
             }
-            self.finish::<S>(block, head, running);
         }
     }
 
@@ -287,18 +285,23 @@ impl<E: Element> Attention<'_, E> {
         // SAFETY: the caller's promise, for some of the queries at a time.
         unsafe {
             while query < queries {
-                match queries - query {
-                    1 => self.some::<S, T, 1>(block, head, page, keys, values, states, query),
-                    2 => self.some::<S, T, 2>(block, head, page, keys, values, states, query),
-                    3 => self.some::<S, T, 3>(block, head, page, keys, values, states, query),
-                    _ => self.some::<S, T, 4>(block, head, page, keys, values, states, query),
-                }
-                query += 4;
+                query += match queries - query {
+                    4.. if S::WIDE => {
+                        self.some::<S, T, 4>(block, head, page, keys, values, states, query)
+                    }
+                    3 if S::WIDE => {
+                        self.some::<S, T, 3>(block, head, page, keys, values, states, query)
+                    }
+                    2 if S::WIDE => {
+                        self.some::<S, T, 2>(block, head, page, keys, values, states, query)
+                    }
+                    _ => self.some::<S, T, 1>(block, head, page, keys, values, states, query),
+                };
             }
         }
     }
 
-    /// Adds one page to the states of `Q` queries.
+    /// Adds one page to the states of `Q` queries; returns `Q`.
     #[inline(always)]
     unsafe fn some<S: Simd, T: Element, const Q: usize>(
         &self,
@@ -309,7 +312,7 @@ impl<E: Element> Attention<'_, E> {
         values: *const T,
         states: *mut f32,
         first: usize,
-    ) {
+    ) -> usize {
         let dim = self.spec.head_dim;
         let start = page * PAGE_TOKENS;
         // Tokens of this page that each query sees.
@@ -319,13 +322,12 @@ impl<E: Element> Attention<'_, E> {
         });
         let most = seen.iter().copied().fold(0, usize::max);
         if most == 0 {
-            return;
+            return Q;
         }
         // SAFETY: pointers are valid for whole pages, rows and states.
         unsafe {
-            let x: [*const f32; Q] = std::array::from_fn(|q| {
-                self.queries.add(self.offset(block, head, first + q))
-            });
+            let x: [*const f32; Q] =
+                std::array::from_fn(|q| self.queries.add(self.offset(block, head, first + q)));
             let mut scores = [[S::splat(0.0); PAGE_VECTORS]; Q];
             for d in 0..dim {
                 let k: [S::F; PAGE_VECTORS] =
@@ -346,16 +348,16 @@ impl<E: Element> Attention<'_, E> {
                 let state = State { head: states.add((first + q) * self.stride()) };
                 keep[q] = self.weigh::<S>(&scores[q], seen[q], state, &mut weights[q]);
             }
-            for d in (0..dim).step_by(64) {
-                // Heads are a multiple of 16; the last group of vectors may be short.
-                match (dim - d).min(64) / 16 {
-                    1 => self.gather::<S, T, Q, 1>(values, &weights, &keep, most, states, first, d),
-                    2 => self.gather::<S, T, Q, 2>(values, &weights, &keep, most, states, first, d),
-                    3 => self.gather::<S, T, Q, 3>(values, &weights, &keep, most, states, first, d),
-                    _ => self.gather::<S, T, Q, 4>(values, &weights, &keep, most, states, first, d),
-                }
+            // Four vectors at a time keep the multipliers busy; what is left goes one by one.
+            let whole = dim / 64 * 64;
+            for d in (0..whole).step_by(64) {
+                self.gather::<S, T, Q, 4>(values, &weights, &keep, most, states, first, d);
+            }
+            for d in (whole..dim).step_by(16) {
+                self.gather::<S, T, Q, 1>(values, &weights, &keep, most, states, first, d);
             }
         }
+        Q
     }
 
     /// Turns scores into weights relative to the new maximum; returns the factor that brings the
@@ -389,10 +391,7 @@ impl<E: Element> Attention<'_, E> {
             let sum = S::sum(S::add(S::add(v[0], v[1]), S::add(v[2], v[3])));
             let keep = S::exp(S::splat(*state.maximum(dim) - maximum));
             let mut lanes = [0.0f32; 16];
-            S::store(
-                lanes.as_mut_ptr(),
-                S::fma(S::splat(*state.total(dim)), keep, S::splat(sum)),
-            );
+            S::store(lanes.as_mut_ptr(), S::fma(S::splat(*state.total(dim)), keep, S::splat(sum)));
             *state.maximum(dim) = maximum;
             *state.total(dim) = lanes[0];
             keep

@@ -52,8 +52,15 @@ impl<T: Plain> std::ops::DerefMut for Buffer<T> {
 }
 
 /// A pointer that a parallel region shares among its members, who write disjoint parts.
-#[derive(Clone, Copy)]
 pub(crate) struct Shared<T>(pub *mut T);
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Shared<T> {}
 
 // SAFETY: a `Shared` is only made for a region whose members write disjoint elements, each region
 // says which; the pointee outlives the region.

@@ -122,11 +122,6 @@ impl KvPool {
         Ok(KvPool { spec: *spec, store })
     }
 
-    /// Elements of one head's keys in one page.
-    pub(crate) fn head_elements(&self) -> usize {
-        PAGE_TOKENS * self.spec.head_dim
-    }
-
     /// Copies the first `tokens` tokens of a page.
     pub(crate) fn copy(&mut self, from: PageId, to: PageId, tokens: usize) {
         let spec = self.spec;
@@ -143,13 +138,7 @@ pub(crate) fn base(spec: &KvSpec, layer: usize, page: PageId, head: usize) -> us
     ((layer * spec.pages + page.0 as usize) * spec.kv_heads + head) * PAGE_TOKENS * spec.head_dim
 }
 
-fn copy<E: Plain>(
-    pages: &mut Pages<E>,
-    spec: &KvSpec,
-    from: PageId,
-    to: PageId,
-    tokens: usize,
-) {
+fn copy<E: Plain>(pages: &mut Pages<E>, spec: &KvSpec, from: PageId, to: PageId, tokens: usize) {
     for layer in 0..spec.layers {
         for head in 0..spec.kv_heads {
             let (source, target) = (base(spec, layer, from, head), base(spec, layer, to, head));

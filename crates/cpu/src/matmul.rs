@@ -4,6 +4,7 @@
 //! of rows: integer dot products within a block are exact, and each block adds to one f32 by fused
 //! operations. So a row's result does not depend on the rows beside it.
 
+use crate::isa::Kernel;
 use crate::packed::{BlockLayout, Matrix, Storage};
 use crate::quantize::{BLOCK, View};
 use crate::simd::{LANES, Simd};
@@ -23,48 +24,64 @@ unsafe impl Sync for Input {}
 // SAFETY: as above.
 unsafe impl Send for Input {}
 
-/// Calls `each(row, sums)` with the sixteen sums of panel `panel` for `count` rows from `first`.
-///
-/// # Safety
-/// `S` is available; the panel lies in the matrix; the input has the rows, as wide as the matrix
-/// has inputs.
-#[inline(always)]
-pub(crate) unsafe fn panel<S: Simd>(
-    matrix: &Matrix,
-    panel: usize,
-    input: Input,
-    first: usize,
-    count: usize,
-    mut each: impl FnMut(usize, S::F),
-) {
-    let end = first + count;
-    let mut row = first;
-    // SAFETY: the caller's promise, for the rows of each call.
-    unsafe {
-        while row + 8 <= end {
-            let sums = rows::<S, 8>(matrix, panel, input, row);
-            sums.into_iter().enumerate().for_each(|(i, sum)| each(row + i, sum));
-            row += 8;
-        }
-        while row + 4 <= end {
-            let sums = rows::<S, 4>(matrix, panel, input, row);
-            sums.into_iter().enumerate().for_each(|(i, sum)| each(row + i, sum));
-            row += 4;
-        }
-        while row + 2 <= end {
-            let sums = rows::<S, 2>(matrix, panel, input, row);
-            sums.into_iter().enumerate().for_each(|(i, sum)| each(row + i, sum));
-            row += 2;
-        }
-        if row < end {
-            let [sum] = rows::<S, 1>(matrix, panel, input, row);
-            each(row, sum);
+/// Most rows of one [`Panel`]: their 8-bit forms stay in the first-level cache while all of a
+/// thread's panels pass over them.
+pub(crate) const ROW_TILE: usize = 64;
+
+/// The sums of one panel for up to [`ROW_TILE`] rows.
+pub(crate) type Sums = [[f32; LANES]; ROW_TILE];
+
+/// Computes the sums of a panel; every user calls this one kernel, so that its many forms are
+/// compiled once for each instruction set.
+pub(crate) struct Panel<'a> {
+    pub matrix: &'a Matrix,
+    pub panel: usize,
+    pub input: Input,
+    /// First row, and how many.
+    pub first: usize,
+    pub count: usize,
+    pub sums: &'a mut Sums,
+}
+
+impl Kernel for Panel<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(mut self) {
+        let mut done = 0;
+        // SAFETY: the dispatching caller's promise, for the rows of each call.
+        unsafe {
+            while done < self.count {
+                done += match self.count - done {
+                    8.. if S::WIDE => self.rows::<S, 8>(done),
+                    4..8 if S::WIDE => self.rows::<S, 4>(done),
+                    2..4 if S::WIDE => self.rows::<S, 2>(done),
+                    _ => self.rows::<S, 1>(done),
+                };
+            }
         }
     }
 }
 
+impl Panel<'_> {
+    /// Computes `R` rows after the first `done`; returns `R`.
+    ///
+    /// # Safety
+    /// `S` is available; the panel lies in the matrix; the input has the rows, as wide as the
+    /// matrix has inputs.
+    #[inline(always)]
+    unsafe fn rows<S: Simd, const R: usize>(&mut self, done: usize) -> usize {
+        // SAFETY: the caller's promise; each sum has sixteen elements.
+        unsafe {
+            let sums = rows::<S, R>(self.matrix, self.panel, self.input, self.first + done);
+            for (r, v) in sums.into_iter().enumerate() {
+                S::store(self.sums[done + r].as_mut_ptr(), v);
+            }
+        }
+        R
+    }
+}
+
 /// # Safety
-/// As [`panel`], for `R` rows from `first`.
+/// As [`Panel::rows`].
 #[inline(always)]
 unsafe fn rows<S: Simd, const R: usize>(
     matrix: &Matrix,
@@ -95,11 +112,11 @@ unsafe fn rows<S: Simd, const R: usize>(
                 if layout.wide {
                     let factors = wide.as_ptr().add(first_factor);
                     let load = |i: usize| S::load(factors.add(i));
-                    blocks::<S, R>(*layout, cols, codes, load, input, first)
+                    blocks::<S, R, true>(*layout, cols, codes, load, input, first)
                 } else {
                     let factors = narrow.as_ptr().add(first_factor);
                     let load = |i: usize| S::load_f16(factors.add(i));
-                    blocks::<S, R>(*layout, cols, codes, load, input, first)
+                    blocks::<S, R, false>(*layout, cols, codes, load, input, first)
                 }
             }
         }
@@ -109,7 +126,7 @@ unsafe fn rows<S: Simd, const R: usize>(
 /// Plain weights: one fused multiply-add an input.
 ///
 /// # Safety
-/// As [`panel`].
+/// As [`Panel::rows`].
 #[inline(always)]
 unsafe fn floats<S: Simd, const R: usize>(
     cols: usize,
@@ -144,9 +161,9 @@ unsafe fn floats<S: Simd, const R: usize>(
 }
 
 /// # Safety
-/// As [`panel`]; `codes` and `factor` reach the whole panel.
+/// As [`Panel::rows`]; `codes` and `factor` reach the whole panel.
 #[inline(always)]
-unsafe fn blocks<S: Simd, const R: usize>(
+unsafe fn blocks<S: Simd, const R: usize, const WIDE: bool>(
     layout: BlockLayout,
     cols: usize,
     codes: *const u8,
@@ -162,14 +179,17 @@ unsafe fn blocks<S: Simd, const R: usize>(
         };
         match (layout.nibbles, layout.minimum, layout.block) {
             (true, true, _) => int8::<S, R, true, true, 32>(layout, cols, codes, factor, q, first),
-            (true, false, _) => int8::<S, R, true, false, 32>(layout, cols, codes, factor, q, first),
-            (false, true, _) => int8::<S, R, false, true, 32>(layout, cols, codes, factor, q, first),
-            (false, false, 32) => {
+            (false, true, _) => {
+                int8::<S, R, false, true, 32>(layout, cols, codes, factor, q, first)
+            }
+            // Formats without a minimum come with the block sizes and scales that they have.
+            (true, false, _) if !WIDE => {
+                int8::<S, R, true, false, 32>(layout, cols, codes, factor, q, first)
+            }
+            (false, false, _) if !WIDE => {
                 int8::<S, R, false, false, 32>(layout, cols, codes, factor, q, first)
             }
-            (false, false, _) => {
-                int8::<S, R, false, false, 16>(layout, cols, codes, factor, q, first)
-            }
+            (_, false, _) => int8::<S, R, false, false, 16>(layout, cols, codes, factor, q, first),
         }
     }
 }
@@ -280,5 +300,23 @@ unsafe fn exact<S: Simd, const R: usize>(
             }
         }
         sums
+    }
+}
+
+impl Input {
+    /// The input; a method, so that closures capture the whole of it.
+    pub fn get(self) -> Self {
+        self
+    }
+
+    /// The same input without its first `rows` rows.
+    pub fn from_row(self, rows: usize) -> Self {
+        let quantized = self.quantized.map(|q| View {
+            capacity: q.capacity,
+            codes: q.codes.wrapping_add(rows * BLOCK),
+            scales: q.scales.wrapping_add(rows),
+            sums: q.sums.wrapping_add(rows * 2),
+        });
+        Input { rows: self.rows.wrapping_add(rows * self.width), width: self.width, quantized }
     }
 }

@@ -176,11 +176,7 @@ impl Matrix {
                 let per_block = if layout.minimum { 2 * LANES } else { LANES };
                 for (c, out) in out.iter_mut().enumerate() {
                     let (byte, shift) = code_place(*layout, lane, c);
-                    let code = if layout.nibbles {
-                        codes[byte] >> shift & 15
-                    } else {
-                        codes[byte]
-                    };
+                    let code = if layout.nibbles { codes[byte] >> shift & 15 } else { codes[byte] };
                     let index = first + c / layout.block * per_block;
                     let factor = |i: usize| {
                         if layout.wide { wide[i] } else { f16::from_bits(narrow[i]).to_f32() }

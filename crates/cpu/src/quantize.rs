@@ -49,6 +49,11 @@ pub(crate) struct View {
 }
 
 impl View {
+    /// The view; a method, so that closures capture the whole of it.
+    pub fn get(self) -> Self {
+        self
+    }
+
     pub fn of(quantized: &mut Quantized) -> Self {
         View {
             capacity: quantized.capacity,
@@ -76,10 +81,8 @@ pub(crate) unsafe fn quantize_row<S: Simd>(x: *const f32, width: usize, row: usi
             let low = S::load(x.add(block * BLOCK));
             let high = S::load(x.add(block * BLOCK + 16));
             let zero = S::splat(0.0);
-            let magnitude = S::max(
-                S::max(low, S::sub(zero, low)),
-                S::max(high, S::sub(zero, high)),
-            );
+            let magnitude =
+                S::max(S::max(low, S::sub(zero, low)), S::max(high, S::sub(zero, high)));
             let largest = S::largest(magnitude);
             let scale = largest / 127.0;
             // A block of zeros, or one whose step is not a normal number, becomes zeros.

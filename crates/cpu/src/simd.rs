@@ -23,6 +23,9 @@ pub(crate) const LANES: usize = 16;
 /// [`crate::isa::Isa`] checks before it enters a kernel; pointers must be valid for the whole
 /// vector: 16 elements of their type, 64 bytes for codes.
 pub(crate) trait Simd {
+    /// Kernels are also compiled for several rows or queries at once. Not worth its size where
+    /// vectors are arrays.
+    const WIDE: bool;
     /// Sixteen f32.
     type F: Copy;
     /// Sixteen i32.

@@ -125,8 +125,7 @@ fn member(shared: &Shared, index: usize) {
                 continue;
             }
             shared.parked[index].store(true, Ordering::SeqCst);
-            if shared.epoch.load(Ordering::SeqCst) == seen
-                && !shared.closing.load(Ordering::SeqCst)
+            if shared.epoch.load(Ordering::SeqCst) == seen && !shared.closing.load(Ordering::SeqCst)
             {
                 thread::park();
             }

@@ -11,6 +11,7 @@ const NIBBLE: i8 = 15;
 // SAFETY (all blocks): the caller promises AVX2, FMA and F16C, and pointers valid for a vector;
 // loads and stores are the unaligned ones.
 impl Simd for Avx2 {
+    const WIDE: bool = true;
     type F = [__m256; 2];
     type I = [__m256i; 2];
     type C = [__m256i; 2];

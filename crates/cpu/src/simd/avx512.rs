@@ -8,6 +8,7 @@ pub(crate) struct Avx512;
 // SAFETY (all blocks): the caller promises AVX-512 F, BW and VNNI, and pointers valid for a vector;
 // loads and stores are the unaligned ones.
 impl Simd for Avx512 {
+    const WIDE: bool = true;
     type F = __m512;
     type I = __m512i;
     type C = __m512i;

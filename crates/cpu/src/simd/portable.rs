@@ -13,6 +13,7 @@ fn each<T: Copy>(f: impl Fn(usize) -> T) -> [T; LANES] {
 // SAFETY (all blocks): each reads or writes exactly the elements that the trait's contract says the
 // pointer is valid for; unaligned accesses are used throughout.
 impl Simd for Portable {
+    const WIDE: bool = false;
     type F = [f32; LANES];
     type I = [i32; LANES];
     type C = [u8; 64];
@@ -40,7 +41,7 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: Self::F) {
         // SAFETY: valid for sixteen elements.
-        unsafe { p.cast().write_unaligned(each(|i| f16::from_f32(v[i]).to_bits())) }
+        unsafe { p.cast::<[u16; LANES]>().write_unaligned(each(|i| f16::from_f32(v[i]).to_bits())) }
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> Self::F {
