@@ -116,7 +116,7 @@ impl Tokenizer {
             let found = tokens.len();
             return Err(TokenizerError::Metadata(format!("token {id} of {found}")));
         }
-        let vocabulary = (0u32..).zip(&tokens).map(|(id, token)| (token.clone(), id)).collect();
+        let vocabulary: Vec<(String, u32)> = (0u32..).zip(&tokens).map(|(id, token)| (token.clone(), id)).collect();
         let model = BPE::builder()
             .vocab_and_merges(vocabulary, merges)
             // Llama 3 takes pieces that are whole vocabulary entries as they are.
