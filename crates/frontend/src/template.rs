@@ -1,6 +1,7 @@
 //! Chat templates: Jinja2 as Hugging Face models write it, rendered by minijinja.
 
-use minijinja::value::{Kwargs, Value};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, context};
 use serde::Serialize;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -60,8 +61,9 @@ impl ChatTemplate {
     /// A template that cannot be compiled.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self, TemplateError> {
         let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
+        // As Hugging Face's own renderer sets Jinja2 up.
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(TemplateError::from)?);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_fuel(Some(FUEL));
         environment
@@ -82,10 +84,10 @@ impl ChatTemplate {
     pub fn render(&self, messages: &[serde_json::Value]) -> Result<String, TemplateError> {
         let template = self.environment.get_template(NAME)?;
         Ok(template.render(context! {
-            messages => messages,
+            messages => Value::from(Serde(messages)),
             add_generation_prompt => true,
-            bos_token => self.bos,
-            eos_token => self.eos,
+            bos_token => &self.bos,
+            eos_token => &self.eos,
         })?)
     }
 }

@@ -4,7 +4,7 @@ use crate::bytes::Decoder;
 use crate::pre;
 use std::collections::HashMap;
 use std::fmt;
-use tokenizers::models::bpe::BPE;
+use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, Tokenizer as Library};
 
 /// Texts that end a generation in known families, whatever the file declares.
@@ -116,7 +116,7 @@ impl Tokenizer {
             let found = tokens.len();
             return Err(TokenizerError::Metadata(format!("token {id} of {found}")));
         }
-        let vocabulary: Vec<(String, u32)> = (0u32..).zip(&tokens).map(|(id, token)| (token.clone(), id)).collect();
+        let vocabulary: Vocab = (0u32..).zip(&tokens).map(|(id, token)| (token.clone(), id)).collect();
         let model = BPE::builder()
             .vocab_and_merges(vocabulary, merges)
             // Llama 3 takes pieces that are whole vocabulary entries as they are.

@@ -9,54 +9,32 @@
 //! This crate knows no device and no model's mathematics.
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "engine")]
 mod account;
-#[cfg(feature = "engine")]
 mod app;
-#[cfg(feature = "engine")]
 mod auth;
-#[cfg(feature = "engine")]
 mod body;
 pub mod config;
-#[cfg(feature = "engine")]
 mod cors;
-#[cfg(feature = "engine")]
 mod dialect;
-#[cfg(feature = "engine")]
 mod generation;
-#[cfg(feature = "engine")]
 mod ids;
-#[cfg(feature = "engine")]
 mod json;
-#[cfg(feature = "engine")]
 mod mailbox;
-#[cfg(feature = "engine")]
 mod request_log;
-#[cfg(feature = "engine")]
 mod respond;
-#[cfg(feature = "engine")]
 mod routes;
-#[cfg(feature = "engine")]
 mod server;
-#[cfg(feature = "engine")]
 mod sse;
 pub mod wire;
 
-#[cfg(feature = "engine")]
 pub use app::Model;
 pub use config::ServerConfig;
-#[cfg(feature = "engine")]
 pub use request_log::Record;
 
-#[cfg(feature = "engine")]
 use app::App;
-#[cfg(feature = "engine")]
 use request_log::RequestLog;
-#[cfg(feature = "engine")]
 use std::future::Future;
-#[cfg(feature = "engine")]
 use std::io;
-#[cfg(feature = "engine")]
 use tokio::net::TcpListener;
 
 /// Serves a model until `shutdown` resolves.
@@ -70,7 +48,6 @@ use tokio::net::TcpListener;
 ///
 /// # Panics
 /// If no model name is configured.
-#[cfg(feature = "engine")]
 pub async fn serve(
     listener: TcpListener,
     config: ServerConfig,
