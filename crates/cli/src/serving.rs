@@ -44,7 +44,7 @@ pub fn start_engine(loaded: Loaded, step: StepSettings, admission: Admission) ->
         pending_timeout: admission.pending_timeout,
         chunk: step.prefill_chunk.get(),
     };
-    Engine::spawn(config, move || loaded.model)
+    Engine::spawn_calibrated(config, move || loaded.model)
 }
 
 /// Takes the address before anything slow happens, so that a taken port is told at once.

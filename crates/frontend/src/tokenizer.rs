@@ -116,7 +116,8 @@ impl Tokenizer {
             let found = tokens.len();
             return Err(TokenizerError::Metadata(format!("token {id} of {found}")));
         }
-        let vocabulary: Vocab = (0u32..).zip(&tokens).map(|(id, token)| (token.clone(), id)).collect();
+        let vocabulary: Vocab =
+            (0u32..).zip(&tokens).map(|(id, token)| (token.clone(), id)).collect();
         let model = BPE::builder()
             .vocab_and_merges(vocabulary, merges)
             // Llama 3 takes pieces that are whole vocabulary entries as they are.

@@ -73,6 +73,19 @@ impl App {
         Err(ApiError::ModelNotFound { model, served })
     }
 
+    /// Tokens of the text in the field `param`.
+    pub fn encode(
+        &self,
+        param: &str,
+        text: &str,
+        add_special: bool,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        self.model.tokenizer.encode(text, add_special).map_err(|error| ApiError::InvalidField {
+            param: param.to_owned(),
+            problem: format!("is a {error}"),
+        })
+    }
+
     /// Checks that the vocabulary has all `tokens`, which stand in field `param`.
     pub fn check_tokens(&self, param: &str, tokens: &[TokenId]) -> Result<(), ApiError> {
         let vocabulary = self.model.tokenizer.vocab_size();

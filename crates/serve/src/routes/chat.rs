@@ -10,6 +10,7 @@ use crate::{body, ids};
 use axum::extract::{Request, State};
 use axum::response::Response;
 use laneway_execution::TokenId;
+use laneway_frontend::TemplateError;
 use serde_json::Value;
 
 /// Answers a conversation.
@@ -48,6 +49,12 @@ pub(super) fn prompt(app: &App, messages: &[Value]) -> Result<Vec<TokenId>, ApiE
         let problem = "the model has no chat template";
         return Err(ApiError::InvalidConversation(problem.to_owned()));
     };
-    let text = template.render(messages).map_err(ApiError::InvalidConversation)?;
-    Ok(app.model.tokenizer.encode(&text, false))
+    let text = template.render(messages).map_err(|error| {
+        ApiError::InvalidConversation(match error {
+            TemplateError::Refused(reason) => reason,
+            other => other.to_string(),
+        })
+    })?;
+    // Templates write the token that begins a text themselves.
+    app.encode("messages", &text, false)
 }

@@ -33,7 +33,7 @@ fn prepare(app: &App, body: Value) -> Result<(Job, Delivery), ApiError> {
             (tokens, text)
         }
         Prompt::Text(text) => {
-            let tokens = app.model.tokenizer.encode(&text, true);
+            let tokens = app.encode("prompt", &text, true)?;
             (tokens, request.echo.then_some(text))
         }
     };

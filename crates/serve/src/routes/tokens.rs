@@ -33,7 +33,7 @@ fn to_tokens(app: &App, body: Value) -> Result<Value, ApiError> {
         None => fields.string("prompt")?,
     };
     let tokens = match text {
-        Some(text) => app.model.tokenizer.encode(&text, special),
+        Some(text) => app.encode("content", &text, special)?,
         None => match messages::read(&mut fields) {
             Ok(messages) => chat::prompt(app, &messages)?,
             Err(ApiError::MissingField { param }) if param == "messages" => {

@@ -7,8 +7,8 @@ pub use client::{Client, Events, Reply, Sse, text};
 pub use script::{Gate, Script};
 
 use laneway_engine::{Engine, EngineConfig};
-use laneway_execution::{Geometry, Limits};
-use laneway_frontend::{ChatTemplate, EOS, Tokenizer};
+use laneway_execution::{Geometry, Limits, TokenId};
+use laneway_frontend::{ChatTemplate, Tokenizer, TokenizerSource};
 use laneway_serve::{Model, ServerConfig};
 use script::Scripted;
 use serde_json::{Value, json};
@@ -96,7 +96,7 @@ impl Setup {
             gate,
             drawn: HashMap::new(),
         });
-        let model = Model { engine, tokenizer: Arc::new(Tokenizer), template: Some(ChatTemplate) };
+        let model = Model { engine, tokenizer: Arc::new(tokenizer()), template: Some(template()) };
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let (stop, stopped) = oneshot::channel();
@@ -190,4 +190,36 @@ pub fn with(mut body: Value, extra: &Value) -> Value {
 /// Fails instead of waiting for ever.
 pub async fn patient<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("within the patience of the tests")
+}
+
+/// Ends a generation.
+pub const EOS: TokenId = 256;
+
+/// One token a byte, then four control tokens, the first of which ends a generation.
+pub fn tokenizer() -> Tokenizer {
+    // The byte-level alphabet: printable bytes stand for themselves, the others follow U+0100.
+    let mut next = 0x100;
+    let mut tokens: Vec<String> = (0..256u32)
+        .map(|byte| {
+            let printable = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+            let code = if printable {
+                byte
+            } else {
+                next += 1;
+                next - 1
+            };
+            char::from_u32(code).expect("a character").to_string()
+        })
+        .collect();
+    tokens.extend((0..4).map(|i| format!("<|control {i}|>")));
+    let kinds = (0..260).map(|id| if id < 256 { 1 } else { 3 }).collect();
+    let pre = "gpt-2".to_owned();
+    let source = TokenizerSource { pre, tokens, kinds, ends: vec![EOS], ..Default::default() };
+    Tokenizer::new(source).expect("a tokenizer")
+}
+
+/// `role:content` a line.
+pub fn template() -> ChatTemplate {
+    let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}assistant:";
+    ChatTemplate::new(source, "", "").expect("a template")
 }

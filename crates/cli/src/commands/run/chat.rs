@@ -48,7 +48,7 @@ impl Chat {
         let prompt = self.template.render(&self.messages).map_err(|error| {
             anyhow!("the model's chat template does not take this chat: {error}")
         })?;
-        let tokens = self.answerer.tokenizer.encode(&prompt, true);
+        let tokens = self.answerer.tokenizer.encode(&prompt, false)?;
         self.answerer.answer(tokens, self.seed)
     }
 

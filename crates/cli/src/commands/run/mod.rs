@@ -74,7 +74,7 @@ pub fn run(settings: &Settings) -> Result<()> {
     let seed = sampling.seed.unwrap_or_else(random_seed);
     match &settings.prompt {
         Some(prompt) if settings.raw => {
-            let tokens = answerer.tokenizer.encode(prompt, true);
+            let tokens = answerer.tokenizer.encode(prompt, true)?;
             answerer.answer(tokens, seed).map(drop)
         }
         prompt => {
