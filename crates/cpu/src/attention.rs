@@ -330,8 +330,10 @@ impl<E: Element> Attention<'_, E> {
                 std::array::from_fn(|q| self.queries.add(self.offset(block, head, first + q)));
             let mut scores = [[S::splat(0.0); PAGE_VECTORS]; Q];
             for d in 0..dim {
-                let k: [S::F; PAGE_VECTORS] =
-                    std::array::from_fn(|i| T::load::<S>(keys.add(d * PAGE_TOKENS + 16 * i)));
+                let mut k = [S::splat(0.0); PAGE_VECTORS];
+                for (i, k) in k.iter_mut().enumerate() {
+                    *k = T::load::<S>(keys.add(d * PAGE_TOKENS + 16 * i));
+                }
                 for q in 0..Q {
                     let x = S::splat(*x[q].add(d));
                     for i in 0..PAGE_VECTORS {
@@ -379,7 +381,7 @@ impl<E: Element> Attention<'_, E> {
             }
             weights[seen..].fill(f32::NEG_INFINITY);
             let w = weights.as_mut_ptr();
-            let v: [S::F; PAGE_VECTORS] = std::array::from_fn(|i| S::load(w.add(16 * i)));
+            let v = [S::load(w), S::load(w.add(16)), S::load(w.add(32)), S::load(w.add(48))];
             let largest = S::largest(S::max(S::max(v[0], v[1]), S::max(v[2], v[3])));
             let maximum = (*state.maximum(dim)).max(largest);
             for (i, &v) in v.iter().enumerate() {
@@ -387,7 +389,7 @@ impl<E: Element> Attention<'_, E> {
             }
             weights[seen..].fill(0.0);
             let w = weights.as_mut_ptr();
-            let v: [S::F; PAGE_VECTORS] = std::array::from_fn(|i| S::load(w.add(16 * i)));
+            let v = [S::load(w), S::load(w.add(16)), S::load(w.add(32)), S::load(w.add(48))];
             let sum = S::sum(S::add(S::add(v[0], v[1]), S::add(v[2], v[3])));
             let keep = S::exp(S::splat(*state.maximum(dim) - maximum));
             let mut lanes = [0.0f32; 16];
@@ -414,12 +416,17 @@ impl<E: Element> Attention<'_, E> {
         // SAFETY: as `some`.
         unsafe {
             let at = |q: usize, i: usize| states.add((first + q) * self.stride() + d + 16 * i);
-            let mut sums: [[S::F; V]; Q] = std::array::from_fn(|q| {
-                std::array::from_fn(|i| S::mul(S::load(at(q, i)), keep[q]))
-            });
+            let mut sums = [[S::splat(0.0); V]; Q];
+            for q in 0..Q {
+                for i in 0..V {
+                    sums[q][i] = S::mul(S::load(at(q, i)), keep[q]);
+                }
+            }
             for t in 0..most {
-                let v: [S::F; V] =
-                    std::array::from_fn(|i| T::load::<S>(values.add(t * dim + d + 16 * i)));
+                let mut v = [S::splat(0.0); V];
+                for (i, v) in v.iter_mut().enumerate() {
+                    *v = T::load::<S>(values.add(t * dim + d + 16 * i));
+                }
                 for q in 0..Q {
                     let w = S::splat(weights[q][t]);
                     for i in 0..V {

@@ -96,29 +96,56 @@ unsafe fn rows<S: Simd, const R: usize>(
         match &matrix.storage {
             Storage::Single(values) => {
                 let weights = values.as_ptr().add(panel * cols * LANES);
-                floats::<S, R>(cols, input, first, |col| S::load(weights.add(col * LANES)))
+                floats::<S, R, SINGLE>(cols, weights.cast(), input, first)
             }
             Storage::Half { bf16, values } => {
                 let weights = values.as_ptr().add(panel * cols * LANES);
                 if *bf16 {
-                    floats::<S, R>(cols, input, first, |col| S::load_bf16(weights.add(col * LANES)))
+                    floats::<S, R, BRAIN>(cols, weights.cast(), input, first)
                 } else {
-                    floats::<S, R>(cols, input, first, |col| S::load_f16(weights.add(col * LANES)))
+                    floats::<S, R, HALF>(cols, weights.cast(), input, first)
                 }
             }
             Storage::Blocks { layout, codes, narrow, wide } => {
-                let codes = codes.as_ptr().add(panel * layout.code_bytes(cols));
                 let first_factor = panel * layout.factors(cols);
-                if layout.wide {
-                    let factors = wide.as_ptr().add(first_factor);
-                    let load = |i: usize| S::load(factors.add(i));
-                    blocks::<S, R, true>(*layout, cols, codes, load, input, first)
-                } else {
-                    let factors = narrow.as_ptr().add(first_factor);
-                    let load = |i: usize| S::load_f16(factors.add(i));
-                    blocks::<S, R, false>(*layout, cols, codes, load, input, first)
+                let weights = Weights {
+                    layout: *layout,
+                    cols,
+                    codes: codes.as_ptr().add(panel * layout.code_bytes(cols)),
+                    factors: if layout.wide {
+                        wide.as_ptr().add(first_factor).cast()
+                    } else {
+                        narrow.as_ptr().add(first_factor).cast()
+                    },
+                };
+                match input.quantized {
+                    None if layout.wide => exact::<S, R, SINGLE>(weights, input, first),
+                    None => exact::<S, R, HALF>(weights, input, first),
+                    Some(x) if x.plane == 0 => planes::<S, R, 1>(weights, x, first),
+                    Some(x) => planes::<S, R, 2>(weights, x, first),
                 }
             }
+        }
+    }
+}
+
+/// Encodings of plain weights and of factors.
+const SINGLE: u8 = 0;
+const HALF: u8 = 1;
+const BRAIN: u8 = 2;
+
+/// Element vectors `index..index + 16` of an array in encoding `E`.
+///
+/// # Safety
+/// `S` is available, and the array has these elements.
+#[inline(always)]
+unsafe fn load<S: Simd, const E: u8>(array: *const u8, index: usize) -> S::F {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match E {
+            SINGLE => S::load(array.cast::<f32>().add(index)),
+            HALF => S::load_f16(array.cast::<u16>().add(index)),
+            _ => S::load_bf16(array.cast::<u16>().add(index)),
         }
     }
 }
@@ -128,11 +155,11 @@ unsafe fn rows<S: Simd, const R: usize>(
 /// # Safety
 /// As [`Panel::rows`].
 #[inline(always)]
-unsafe fn floats<S: Simd, const R: usize>(
+unsafe fn floats<S: Simd, const R: usize, const E: u8>(
     cols: usize,
+    weights: *const u8,
     input: Input,
     first: usize,
-    weights: impl Fn(usize) -> S::F,
 ) -> [S::F; R] {
     // SAFETY: the caller's promise.
     unsafe {
@@ -142,7 +169,8 @@ unsafe fn floats<S: Simd, const R: usize>(
         let mut odd = [S::splat(0.0); R];
         let mut col = 0;
         while col + 2 <= cols {
-            let (w0, w1) = (weights(col), weights(col + 1));
+            let w0 = load::<S, E>(weights, col * LANES);
+            let w1 = load::<S, E>(weights, (col + 1) * LANES);
             for r in 0..R {
                 let x = x.add(r * input.width + col);
                 even[r] = S::fma(w0, S::splat(*x), even[r]);
@@ -151,65 +179,77 @@ unsafe fn floats<S: Simd, const R: usize>(
             col += 2;
         }
         if col < cols {
-            let w = weights(col);
+            let w = load::<S, E>(weights, col * LANES);
             for r in 0..R {
                 even[r] = S::fma(w, S::splat(*x.add(r * input.width + col)), even[r]);
             }
         }
-        std::array::from_fn(|r| S::add(even[r], odd[r]))
+        for r in 0..R {
+            even[r] = S::add(even[r], odd[r]);
+        }
+        even
     }
 }
 
-/// # Safety
-/// As [`Panel::rows`]; `codes` and `factor` reach the whole panel.
-#[inline(always)]
-unsafe fn blocks<S: Simd, const R: usize, const WIDE: bool>(
+/// One panel of a block format.
+#[derive(Clone, Copy)]
+struct Weights {
     layout: BlockLayout,
     cols: usize,
     codes: *const u8,
-    factor: impl Fn(usize) -> S::F,
-    input: Input,
+    factors: *const u8,
+}
+
+/// Block formats against integer activations in `P` planes. Constants in place of the layout's
+/// fields let each format's inner loop be compiled for itself.
+///
+/// # Safety
+/// As [`Panel::rows`]; codes and factors reach the whole panel.
+#[inline(always)]
+unsafe fn planes<S: Simd, const R: usize, const P: usize>(
+    weights: Weights,
+    x: View,
     first: usize,
 ) -> [S::F; R] {
-    // SAFETY: the caller's promise. Constants in place of the layout's fields let each format's
-    // inner loop be compiled for itself.
+    let BlockLayout { nibbles, minimum, offset, wide, .. } = weights.layout;
+    // SAFETY: the caller's promise; the constants are those of the layout.
     unsafe {
-        let Some(q) = input.quantized else {
-            return exact::<S, R>(layout, cols, codes, factor, input, first);
-        };
-        match (layout.nibbles, layout.minimum, layout.block) {
-            (true, true, _) => int8::<S, R, true, true, 32>(layout, cols, codes, factor, q, first),
-            (false, true, _) => {
-                int8::<S, R, false, true, 32>(layout, cols, codes, factor, q, first)
+        match (nibbles, minimum, wide, offset) {
+            (true, true, false, _) => int::<S, R, P, true, true, HALF, 0, 32>(weights, x, first),
+            (true, true, true, _) => int::<S, R, P, true, true, SINGLE, 0, 32>(weights, x, first),
+            (true, false, ..) => int::<S, R, P, true, false, HALF, 3, 32>(weights, x, first),
+            (false, true, false, _) => int::<S, R, P, false, true, HALF, 0, 32>(weights, x, first),
+            (false, true, true, _) => int::<S, R, P, false, true, SINGLE, 0, 32>(weights, x, first),
+            (false, false, true, _) => {
+                int::<S, R, P, false, false, SINGLE, 5, 16>(weights, x, first)
             }
-            // Formats without a minimum come with the block sizes and scales that they have.
-            (true, false, _) if !WIDE => {
-                int8::<S, R, true, false, 32>(layout, cols, codes, factor, q, first)
+            (false, false, false, 16) => {
+                int::<S, R, P, false, false, HALF, 4, 32>(weights, x, first)
             }
-            (false, false, _) if !WIDE => {
-                int8::<S, R, false, false, 32>(layout, cols, codes, factor, q, first)
+            (false, false, false, _) => {
+                int::<S, R, P, false, false, HALF, 7, 32>(weights, x, first)
             }
-            (_, false, _) => int8::<S, R, false, false, 16>(layout, cols, codes, factor, q, first),
         }
     }
 }
 
-/// Block formats against 8-bit activations.
+/// The product of a panel in one format: nibbles or bytes, with or without minimum, factors in
+/// encoding `E`, codes offset by `2^OFFSET` (0: not at all), `SCALED` inputs a scale.
 ///
 /// # Safety
-/// As [`blocks`].
+/// As [`planes`], and the constants are those of the layout.
 #[inline(always)]
-unsafe fn int8<
+unsafe fn int<
     S: Simd,
     const R: usize,
+    const P: usize,
     const NIBBLES: bool,
     const MINIMUM: bool,
+    const E: u8,
+    const OFFSET: u32,
     const SCALED: usize,
 >(
-    layout: BlockLayout,
-    cols: usize,
-    codes: *const u8,
-    factor: impl Fn(usize) -> S::F,
+    weights: Weights,
     x: View,
     first: usize,
 ) -> [S::F; R] {
@@ -218,42 +258,54 @@ unsafe fn int8<
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [S::splat(0.0); R];
-        for block in 0..cols / BLOCK {
-            let codes = codes.add(block * block_bytes);
+        for block in 0..weights.cols / BLOCK {
+            let codes = weights.codes.add(block * block_bytes);
             let at = block * x.capacity + first;
-            let (xc, xs, xt) = (x.codes.add(at * BLOCK), x.scales.add(at), x.sums.add(at * 2));
+            let xc = x.codes.add(at * BLOCK).cast_const();
+            let (scales, totals) = (x.scales.add(at), x.totals.add(at));
+            let minus_sums = x.minus_sums.add(at * 2);
             for part in 0..BLOCK / SCALED {
-                let index = (block * (BLOCK / SCALED) + part) * per_scale;
-                let total = |r: usize| match SCALED {
-                    BLOCK => *xt.add(2 * r) + *xt.add(2 * r + 1),
-                    _ => *xt.add(2 * r + part),
-                };
-                // Taking the codes' offset out of the sum: exact in integers.
-                let mut dots: [S::I; R] =
-                    std::array::from_fn(|r| S::int_splat(-layout.offset * total(r)));
+                let mut high = [S::int_splat(0); R];
+                let mut low = [S::int_splat(0); R];
                 for step in 0..SCALED / 4 {
                     let four = part * (SCALED / 4) + step;
-                    let weights = if NIBBLES {
+                    let w = if NIBBLES {
                         let pair = S::codes(codes.add(four / 2 * 64));
                         if four % 2 == 0 { S::low(pair) } else { S::high(pair) }
                     } else {
                         S::codes(codes.add(four * 64))
                     };
                     for r in 0..R {
-                        let x = xc.add(r * BLOCK + four * 4).cast::<i32>().read_unaligned();
-                        dots[r] = S::dot(dots[r], weights, x);
+                        let x4 = xc.add(r * BLOCK + four * 4);
+                        high[r] = S::dot(high[r], w, x4.cast::<i32>().read_unaligned());
+                        if P == 2 {
+                            let x4 = x4.add(x.plane).cast::<i32>().read_unaligned();
+                            low[r] = S::dot(low[r], w, x4);
+                        }
                     }
                 }
-                let scale = factor(index);
+                let index = (block * (BLOCK / SCALED) + part) * per_scale;
+                let scale = load::<S, E>(weights.factors, index);
                 for r in 0..R {
-                    let step = S::mul(scale, S::splat(*xs.add(r)));
-                    sums[r] = S::fma(S::int_to_f(dots[r]), step, sums[r]);
+                    let mut dot = high[r];
+                    if P == 2 {
+                        dot = S::int_add(S::shift_left::<8>(dot), low[r]);
+                    }
+                    if OFFSET > 0 {
+                        // The offset of the codes is taken out again: exact in integers.
+                        let minus_sum = match SCALED {
+                            BLOCK => *minus_sums.add(2 * r) + *minus_sums.add(2 * r + 1),
+                            _ => *minus_sums.add(2 * r + part),
+                        };
+                        dot = S::int_add(dot, S::shift_left::<OFFSET>(S::int_splat(minus_sum)));
+                    }
+                    let step = S::mul(scale, S::splat(*scales.add(r)));
+                    sums[r] = S::fma(S::int_to_f(dot), step, sums[r]);
                 }
                 if MINIMUM {
-                    let minimum = factor(index + LANES);
+                    let minimum = load::<S, E>(weights.factors, index + LANES);
                     for r in 0..R {
-                        let x = S::splat(total(r) as f32 * *xs.add(r));
-                        sums[r] = S::fma(minimum, x, sums[r]);
+                        sums[r] = S::fma(minimum, S::splat(*totals.add(r)), sums[r]);
                     }
                 }
             }
@@ -265,16 +317,14 @@ unsafe fn int8<
 /// Block formats against f32 activations: weights are decoded, nothing else is rounded.
 ///
 /// # Safety
-/// As [`blocks`].
+/// As [`planes`]; factors are in encoding `E`.
 #[inline(always)]
-unsafe fn exact<S: Simd, const R: usize>(
-    layout: BlockLayout,
-    cols: usize,
-    codes: *const u8,
-    factor: impl Fn(usize) -> S::F,
+unsafe fn exact<S: Simd, const R: usize, const E: u8>(
+    weights: Weights,
     input: Input,
     first: usize,
 ) -> [S::F; R] {
+    let Weights { layout, cols, codes, factors } = weights;
     let per_scale = if layout.minimum { 2 * LANES } else { LANES };
     // SAFETY: the caller's promise.
     unsafe {
@@ -282,16 +332,17 @@ unsafe fn exact<S: Simd, const R: usize>(
         let mut sums = [S::splat(0.0); R];
         for four in 0..cols / 4 {
             let index = four * 4 / layout.block * per_scale;
-            let scale = factor(index);
-            let minimum = if layout.minimum { factor(index + LANES) } else { S::splat(0.0) };
-            let weights = if layout.nibbles {
+            let scale = load::<S, E>(factors, index);
+            let minimum =
+                if layout.minimum { load::<S, E>(factors, index + LANES) } else { S::splat(0.0) };
+            let w = if layout.nibbles {
                 let pair = S::codes(codes.add(four / 2 * 64));
                 if four % 2 == 0 { S::low(pair) } else { S::high(pair) }
             } else {
                 S::codes(codes.add(four * 64))
             };
             for i in 0..4 {
-                let code = S::sub(S::int_to_f(S::code(weights, i)), offset);
+                let code = S::sub(S::int_to_f(S::code(w, i)), offset);
                 let weight = S::fma(code, scale, minimum);
                 for r in 0..R {
                     let x = *input.rows.add((first + r) * input.width + four * 4 + i);
@@ -311,12 +362,10 @@ impl Input {
 
     /// The same input without its first `rows` rows.
     pub fn from_row(self, rows: usize) -> Self {
-        let quantized = self.quantized.map(|q| View {
-            capacity: q.capacity,
-            codes: q.codes.wrapping_add(rows * BLOCK),
-            scales: q.scales.wrapping_add(rows),
-            sums: q.sums.wrapping_add(rows * 2),
-        });
-        Input { rows: self.rows.wrapping_add(rows * self.width), width: self.width, quantized }
+        Input {
+            rows: self.rows.wrapping_add(rows * self.width),
+            width: self.width,
+            quantized: self.quantized.map(|view| view.from_row(rows)),
+        }
     }
 }

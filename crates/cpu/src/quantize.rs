@@ -1,4 +1,9 @@
-//! Activations rounded to eight bits: one scale for 32 elements.
+//! Activations as integers: one scale for 32 elements, in one or two planes of eight bits.
+//!
+//! Kernels multiply bytes. With one plane an element is a byte, 127 steps to the block's largest
+//! magnitude. With two it is `256 · high + low`, 32,512 steps, exact to about 15 bits: twice the
+//! multiplications, which a decode step hides behind the reading of weights, for an error that is
+//! far below that of the weights' own format.
 
 use crate::OpError;
 use crate::buffer::Buffer;
@@ -7,29 +12,39 @@ use crate::simd::Simd;
 /// Elements that share a scale.
 pub(crate) const BLOCK: usize = 32;
 
-/// Rows of 8-bit activations, `[block][row]`, so that a kernel which walks rows within a block
-/// reads forward.
+/// Steps from 0 to a block's largest magnitude, with one plane and with two. The low byte of
+/// `127 * 256` is 0, so that every value splits into two signed bytes.
+const STEPS: [f32; 2] = [127.0, 127.0 * 256.0];
+
+/// Rows of activations as integers, `[block][row]`, so that a kernel which walks rows within a
+/// block reads forward.
 pub(crate) struct Quantized {
     /// Most rows.
     pub capacity: usize,
-    /// 32 codes for each block of each row.
+    /// 32 codes for each block of each row; the second plane, if any, after the first.
     pub codes: Buffer<i8>,
     /// The step of each block of each row.
     pub scales: Buffer<f32>,
-    /// Sums of the first and of the last 16 codes of each block of each row.
-    pub sums: Buffer<i32>,
+    /// Minus the sums of the first and of the last 16 elements of each block of each row, in steps.
+    pub minus_sums: Buffer<i32>,
+    /// The sum of each block of each row, as a number.
+    pub totals: Buffer<f32>,
+    /// 1 or 2.
+    pub planes: usize,
 }
 
 impl Quantized {
     /// Room for `rows` rows of up to `width` elements.
-    pub fn new(rows: usize, width: usize) -> Result<Self, OpError> {
+    pub fn new(rows: usize, width: usize, planes: usize) -> Result<Self, OpError> {
         let blocks = width.div_ceil(BLOCK) * rows;
         const OP: &str = "quantize";
         Ok(Quantized {
             capacity: rows,
-            codes: Buffer::zeroed(OP, blocks * BLOCK)?,
+            codes: Buffer::zeroed(OP, planes * blocks * BLOCK)?,
             scales: Buffer::zeroed(OP, blocks)?,
-            sums: Buffer::zeroed(OP, blocks * 2)?,
+            minus_sums: Buffer::zeroed(OP, blocks * 2)?,
+            totals: Buffer::zeroed(OP, blocks)?,
+            planes,
         })
     }
 
@@ -44,8 +59,11 @@ impl Quantized {
 pub(crate) struct View {
     pub capacity: usize,
     pub codes: *mut i8,
+    /// From a code to its second plane; 0 if there is one plane only.
+    pub plane: usize,
     pub scales: *mut f32,
-    pub sums: *mut i32,
+    pub minus_sums: *mut i32,
+    pub totals: *mut f32,
 }
 
 impl View {
@@ -55,11 +73,25 @@ impl View {
     }
 
     pub fn of(quantized: &mut Quantized) -> Self {
+        let plane = if quantized.planes == 2 { quantized.codes.len() / 2 } else { 0 };
         View {
             capacity: quantized.capacity,
             codes: quantized.codes.as_mut_ptr(),
+            plane,
             scales: quantized.scales.as_mut_ptr(),
-            sums: quantized.sums.as_mut_ptr(),
+            minus_sums: quantized.minus_sums.as_mut_ptr(),
+            totals: quantized.totals.as_mut_ptr(),
+        }
+    }
+
+    /// The view without its first `rows` rows.
+    pub fn from_row(self, rows: usize) -> Self {
+        View {
+            codes: self.codes.wrapping_add(rows * BLOCK),
+            scales: self.scales.wrapping_add(rows),
+            minus_sums: self.minus_sums.wrapping_add(rows * 2),
+            totals: self.totals.wrapping_add(rows),
+            ..self
         }
     }
 }
@@ -69,12 +101,13 @@ unsafe impl Sync for View {}
 // SAFETY: as above.
 unsafe impl Send for View {}
 
-/// Rounds row `row` of `x` to multiples of its blocks' largest magnitude / 127.
+/// Rounds row `row` of `x` to whole steps of its blocks.
 ///
 /// # Safety
 /// `S` is available; `x` has `width` elements, a multiple of 32; `out` has room for the row.
 #[inline(always)]
 pub(crate) unsafe fn quantize_row<S: Simd>(x: *const f32, width: usize, row: usize, out: View) {
+    let steps = STEPS[usize::from(out.plane != 0)];
     // SAFETY: indices stay below the sizes that the caller promised.
     unsafe {
         for block in 0..width / BLOCK {
@@ -84,23 +117,33 @@ pub(crate) unsafe fn quantize_row<S: Simd>(x: *const f32, width: usize, row: usi
             let magnitude =
                 S::max(S::max(low, S::sub(zero, low)), S::max(high, S::sub(zero, high)));
             let largest = S::largest(magnitude);
-            let scale = largest / 127.0;
+            let scale = largest / steps;
             // A block of zeros, or one whose step is not a normal number, becomes zeros.
-            let inverse = if scale > f32::MIN_POSITIVE { 127.0 / largest } else { 0.0 };
+            let inverse = if scale > f32::MIN_POSITIVE { steps / largest } else { 0.0 };
+            let scale = if inverse > 0.0 { scale } else { 0.0 };
             let at = block * out.capacity + row;
             let codes = out.codes.add(at * BLOCK);
+            let mut total = 0i32;
             for (half, v) in [low, high].into_iter().enumerate() {
                 let mut rounded = [0.0f32; 16];
                 S::store(rounded.as_mut_ptr(), S::round(S::mul(v, S::splat(inverse))));
                 let mut sum = 0i32;
                 for (i, v) in rounded.into_iter().enumerate() {
-                    let code = v as i32;
-                    *codes.add(16 * half + i) = code as i8;
-                    sum += code;
+                    let value = v as i32;
+                    sum += value;
+                    if out.plane == 0 {
+                        *codes.add(16 * half + i) = value as i8;
+                    } else {
+                        let high = (value + 128) >> 8;
+                        *codes.add(16 * half + i) = high as i8;
+                        *codes.add(out.plane + 16 * half + i) = (value - (high << 8)) as i8;
+                    }
                 }
-                *out.sums.add(at * 2 + half) = sum;
+                *out.minus_sums.add(at * 2 + half) = -sum;
+                total += sum;
             }
-            *out.scales.add(at) = if inverse > 0.0 { scale } else { 0.0 };
+            *out.scales.add(at) = scale;
+            *out.totals.add(at) = total as f32 * scale;
         }
     }
 }

@@ -52,6 +52,9 @@ pub(crate) trait Simd {
     unsafe fn scale2(a: Self::F, n: Self::F) -> Self::F;
     unsafe fn int_splat(v: i32) -> Self::I;
     unsafe fn int_to_f(v: Self::I) -> Self::F;
+    unsafe fn int_add(a: Self::I, b: Self::I) -> Self::I;
+    /// `v * 2^N`.
+    unsafe fn shift_left<const N: u32>(v: Self::I) -> Self::I;
     unsafe fn codes(p: *const u8) -> Self::C;
     /// Low nibble of every code.
     unsafe fn low(c: Self::C) -> Self::C;

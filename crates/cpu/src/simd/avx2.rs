@@ -121,6 +121,20 @@ impl Simd for Avx2 {
         unsafe { [_mm256_cvtepi32_ps(v[0]), _mm256_cvtepi32_ps(v[1])] }
     }
     #[inline(always)]
+    unsafe fn int_add(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see above.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn shift_left<const N: u32>(v: Self::I) -> Self::I {
+        let count = N as i32;
+        // SAFETY: see above.
+        unsafe {
+            let count = _mm_cvtsi32_si128(count);
+            [_mm256_sll_epi32(v[0], count), _mm256_sll_epi32(v[1], count)]
+        }
+    }
+    #[inline(always)]
     unsafe fn codes(p: *const u8) -> Self::C {
         // SAFETY: see above.
         unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }

@@ -99,6 +99,16 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(v) }
     }
     #[inline(always)]
+    unsafe fn int_add(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see above.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shift_left<const N: u32>(v: Self::I) -> Self::I {
+        // SAFETY: see above.
+        unsafe { _mm512_slli_epi32::<N>(v) }
+    }
+    #[inline(always)]
     unsafe fn codes(p: *const u8) -> Self::C {
         // SAFETY: see above.
         unsafe { _mm512_loadu_si512(p.cast()) }

@@ -90,6 +90,14 @@ impl Simd for Portable {
         each(|i| v[i] as f32)
     }
     #[inline(always)]
+    unsafe fn int_add(a: Self::I, b: Self::I) -> Self::I {
+        each(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    unsafe fn shift_left<const N: u32>(v: Self::I) -> Self::I {
+        each(|i| v[i] << N)
+    }
+    #[inline(always)]
     unsafe fn codes(p: *const u8) -> Self::C {
         // SAFETY: valid for 64 bytes.
         unsafe { p.cast::<Self::C>().read_unaligned() }
