@@ -97,8 +97,10 @@ impl OpenedModel {
     /// # Errors
     /// Tensors that are missing, unknown or of another shape.
     pub fn packed_weight_bytes(&self) -> Result<u64> {
-        let arithmetic =
-            ArithmeticSettings { precision: PrecisionSetting::Int8, weights: WeightsSetting::Auto };
+        let arithmetic = ArithmeticSettings {
+            precision: PrecisionSetting::Int16,
+            weights: WeightsSetting::Auto,
+        };
         let workspace = Workspace { rows: 1, samples: 1, context: 1 };
         let backend = cpu_backend(NonZeroUsize::MIN, arithmetic, workspace)?;
         Ok(packed_weight_bytes(&self.gguf, &backend)?)
@@ -165,6 +167,7 @@ fn cpu_backend(
 ) -> Result<CpuOps> {
     let precision = match arithmetic.precision {
         PrecisionSetting::Int8 => Precision::Int8,
+        PrecisionSetting::Int16 => Precision::Int16,
         PrecisionSetting::F32 => Precision::F32,
     };
     let WeightsSetting::Auto = arithmetic.weights;

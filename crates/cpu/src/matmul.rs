@@ -129,6 +129,9 @@ unsafe fn rows<S: Simd, const R: usize>(
     }
 }
 
+/// How far ahead weights are asked for when they are read once.
+const PREFETCH_BYTES: usize = 2048;
+
 /// Encodings of plain weights and of factors.
 const SINGLE: u8 = 0;
 const HALF: u8 = 1;
@@ -169,6 +172,13 @@ unsafe fn floats<S: Simd, const R: usize, const E: u8>(
         let mut odd = [S::splat(0.0); R];
         let mut col = 0;
         while col + 2 <= cols {
+            if R <= 2 {
+                let ahead = if E == SINGLE { col * 64 } else { col * 32 };
+                S::prefetch(weights.wrapping_add(ahead + PREFETCH_BYTES));
+                if E == SINGLE {
+                    S::prefetch(weights.wrapping_add(ahead + PREFETCH_BYTES + 64));
+                }
+            }
             let w0 = load::<S, E>(weights, col * LANES);
             let w1 = load::<S, E>(weights, (col + 1) * LANES);
             for r in 0..R {
@@ -264,6 +274,13 @@ unsafe fn int<
             let xc = x.codes.add(at * BLOCK).cast_const();
             let (scales, totals) = (x.scales.add(at), x.totals.add(at));
             let minus_sums = x.minus_sums.add(at * 2);
+            if R <= 2 {
+                // Few rows: time goes into reading weights, and the hardware's own prefetching
+                // stops at pages. Panels follow each other, so the end of one asks for the next.
+                for line in (0..block_bytes).step_by(64) {
+                    S::prefetch(codes.wrapping_add(PREFETCH_BYTES + line));
+                }
+            }
             for part in 0..BLOCK / SCALED {
                 let mut high = [S::int_splat(0); R];
                 let mut low = [S::int_splat(0); R];

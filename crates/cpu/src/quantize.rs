@@ -125,20 +125,17 @@ pub(crate) unsafe fn quantize_row<S: Simd>(x: *const f32, width: usize, row: usi
             let codes = out.codes.add(at * BLOCK);
             let mut total = 0i32;
             for (half, v) in [low, high].into_iter().enumerate() {
-                let mut rounded = [0.0f32; 16];
-                S::store(rounded.as_mut_ptr(), S::round(S::mul(v, S::splat(inverse))));
-                let mut sum = 0i32;
-                for (i, v) in rounded.into_iter().enumerate() {
-                    let value = v as i32;
-                    sum += value;
-                    if out.plane == 0 {
-                        *codes.add(16 * half + i) = value as i8;
-                    } else {
-                        let high = (value + 128) >> 8;
-                        *codes.add(16 * half + i) = high as i8;
-                        *codes.add(out.plane + 16 * half + i) = (value - (high << 8)) as i8;
-                    }
+                let value = S::f_to_int(S::round(S::mul(v, S::splat(inverse))));
+                let codes = codes.add(16 * half);
+                if out.plane == 0 {
+                    S::store_bytes(codes, value);
+                } else {
+                    let high = S::shift_right::<8>(S::int_add(value, S::int_splat(128)));
+                    S::store_bytes(codes, high);
+                    let low = S::int_sub(value, S::shift_left::<8>(high));
+                    S::store_bytes(codes.add(out.plane), low);
                 }
+                let sum = S::int_sum(value);
                 *out.minus_sums.add(at * 2 + half) = -sum;
                 total += sum;
             }

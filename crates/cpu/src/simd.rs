@@ -65,30 +65,21 @@ pub(crate) trait Simd {
     /// Code `i` (0..4) of every lane.
     unsafe fn code(c: Self::C, i: usize) -> Self::I;
 
+    /// Asks for the cache line at `p`, which need not be valid.
+    unsafe fn prefetch(p: *const u8);
+    /// The nearest whole numbers, for lanes that are one already and fit.
+    unsafe fn f_to_int(v: Self::F) -> Self::I;
+    unsafe fn int_sub(a: Self::I, b: Self::I) -> Self::I;
+    /// `v / 2^N`, rounded down.
+    unsafe fn shift_right<const N: u32>(v: Self::I) -> Self::I;
+    /// Stores the low byte of every lane: sixteen bytes.
+    unsafe fn store_bytes(p: *mut i8, v: Self::I);
+    /// Sum of all lanes.
+    unsafe fn int_sum(v: Self::I) -> i32;
     /// Sum of all lanes: halves are added until one is left.
-    #[inline(always)]
-    unsafe fn sum(v: Self::F) -> f32 {
-        let mut lanes = [0.0f32; LANES];
-        // SAFETY: the array has sixteen elements; availability is the caller's promise.
-        unsafe { Self::store(lanes.as_mut_ptr(), v) };
-        let mut width = LANES / 2;
-        while width > 0 {
-            for i in 0..width {
-                lanes[i] += lanes[i + width];
-            }
-            width /= 2;
-        }
-        lanes[0]
-    }
-
+    unsafe fn sum(v: Self::F) -> f32;
     /// Largest lane.
-    #[inline(always)]
-    unsafe fn largest(v: Self::F) -> f32 {
-        let mut lanes = [0.0f32; LANES];
-        // SAFETY: the array has sixteen elements; availability is the caller's promise.
-        unsafe { Self::store(lanes.as_mut_ptr(), v) };
-        lanes.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
-    }
+    unsafe fn largest(v: Self::F) -> f32;
 
     /// `e^v` for `v <= 88`, with relative error under 4e-7; no less than `e^-87`.
     ///

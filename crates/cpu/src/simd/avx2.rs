@@ -135,6 +135,66 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn f_to_int(v: Self::F) -> Self::I {
+        // SAFETY: see above.
+        unsafe { [_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1])] }
+    }
+    #[inline(always)]
+    unsafe fn int_sub(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see above.
+        unsafe { [_mm256_sub_epi32(a[0], b[0]), _mm256_sub_epi32(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn shift_right<const N: u32>(v: Self::I) -> Self::I {
+        // SAFETY: see above.
+        unsafe {
+            let count = _mm_cvtsi32_si128(N as i32);
+            [_mm256_sra_epi32(v[0], count), _mm256_sra_epi32(v[1], count)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(p: *mut i8, v: Self::I) {
+        // SAFETY: see above. Packing works within 128-bit halves; the permutation undoes that.
+        unsafe {
+            let mask = _mm256_set1_epi32(255);
+            let words =
+                _mm256_packus_epi32(_mm256_and_si256(v[0], mask), _mm256_and_si256(v[1], mask));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let bytes = _mm_packus_epi16(
+                _mm256_castsi256_si128(words),
+                _mm256_extracti128_si256::<1>(words),
+            );
+            _mm_storeu_si128(p.cast(), bytes);
+        }
+    }
+    #[inline(always)]
+    unsafe fn int_sum(v: Self::I) -> i32 {
+        let mut lanes = [0i32; 8];
+        // SAFETY: see above; the array has eight elements.
+        unsafe { _mm256_storeu_si256(lanes.as_mut_ptr().cast(), _mm256_add_epi32(v[0], v[1])) };
+        lanes.iter().sum()
+    }
+    #[inline(always)]
+    unsafe fn sum(v: Self::F) -> f32 {
+        // SAFETY: see above.
+        unsafe { sum8(_mm256_add_ps(v[0], v[1])) }
+    }
+    #[inline(always)]
+    unsafe fn largest(v: Self::F) -> f32 {
+        // SAFETY: see above.
+        unsafe {
+            let v = _mm256_max_ps(v[0], v[1]);
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a hint; it does not access memory.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn codes(p: *const u8) -> Self::C {
         // SAFETY: see above.
         unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }
@@ -187,5 +247,19 @@ impl Simd for Avx2 {
                 _mm256_and_si256(_mm256_srl_epi32(c[1], shift), mask),
             ]
         }
+    }
+}
+
+/// Sum of eight lanes: halves are added until one is left.
+///
+/// # Safety
+/// AVX is available.
+#[inline(always)]
+pub(super) unsafe fn sum8(v: __m256) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
     }
 }

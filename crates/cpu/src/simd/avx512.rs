@@ -109,6 +109,49 @@ impl Simd for Avx512 {
         unsafe { _mm512_slli_epi32::<N>(v) }
     }
     #[inline(always)]
+    unsafe fn f_to_int(v: Self::F) -> Self::I {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtps_epi32(v) }
+    }
+    #[inline(always)]
+    unsafe fn int_sub(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see above.
+        unsafe { _mm512_sub_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shift_right<const N: u32>(v: Self::I) -> Self::I {
+        // SAFETY: see above.
+        unsafe { _mm512_srai_epi32::<N>(v) }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(p: *mut i8, v: Self::I) {
+        // SAFETY: see above.
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+    #[inline(always)]
+    unsafe fn int_sum(v: Self::I) -> i32 {
+        // SAFETY: see above.
+        unsafe { _mm512_reduce_add_epi32(v) }
+    }
+    #[inline(always)]
+    unsafe fn sum(v: Self::F) -> f32 {
+        // SAFETY: see above.
+        unsafe {
+            let halves = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            super::avx2::sum8(halves)
+        }
+    }
+    #[inline(always)]
+    unsafe fn largest(v: Self::F) -> f32 {
+        // SAFETY: see above.
+        unsafe { _mm512_reduce_max_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a hint; it does not access memory.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn codes(p: *const u8) -> Self::C {
         // SAFETY: see above.
         unsafe { _mm512_loadu_si512(p.cast()) }

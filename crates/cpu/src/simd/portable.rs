@@ -98,6 +98,44 @@ impl Simd for Portable {
         each(|i| v[i] << N)
     }
     #[inline(always)]
+    unsafe fn f_to_int(v: Self::F) -> Self::I {
+        each(|i| v[i] as i32)
+    }
+    #[inline(always)]
+    unsafe fn int_sub(a: Self::I, b: Self::I) -> Self::I {
+        each(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    unsafe fn shift_right<const N: u32>(v: Self::I) -> Self::I {
+        each(|i| v[i] >> N)
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(p: *mut i8, v: Self::I) {
+        // SAFETY: valid for sixteen bytes.
+        unsafe { p.cast::<[i8; LANES]>().write_unaligned(each(|i| v[i] as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn int_sum(v: Self::I) -> i32 {
+        v.iter().sum()
+    }
+    #[inline(always)]
+    unsafe fn sum(mut v: Self::F) -> f32 {
+        let mut width = LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                v[i] += v[i + width];
+            }
+            width /= 2;
+        }
+        v[0]
+    }
+    #[inline(always)]
+    unsafe fn largest(v: Self::F) -> f32 {
+        v.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+    #[inline(always)]
     unsafe fn codes(p: *const u8) -> Self::C {
         // SAFETY: valid for 64 bytes.
         unsafe { p.cast::<Self::C>().read_unaligned() }
