@@ -3,6 +3,10 @@
 //! Kernels are written once over sixteen-lane vectors ([`simd`]) and compiled for every
 //! instruction set; the strongest that the machine has is chosen at run time. Results do not
 //! depend on the instruction set, on the number of threads, or on what else a step holds.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "kernels walk several register arrays by one index"
+)]
 
 mod attention;
 mod buffer;

@@ -288,7 +288,7 @@ unsafe fn int<
                     let four = part * (SCALED / 4) + step;
                     let w = if NIBBLES {
                         let pair = S::codes(codes.add(four / 2 * 64));
-                        if four % 2 == 0 { S::low(pair) } else { S::high(pair) }
+                        if four.is_multiple_of(2) { S::low(pair) } else { S::high(pair) }
                     } else {
                         S::codes(codes.add(four * 64))
                     };
@@ -354,7 +354,7 @@ unsafe fn exact<S: Simd, const R: usize, const E: u8>(
                 if layout.minimum { load::<S, E>(factors, index + LANES) } else { S::splat(0.0) };
             let w = if layout.nibbles {
                 let pair = S::codes(codes.add(four / 2 * 64));
-                if four % 2 == 0 { S::low(pair) } else { S::high(pair) }
+                if four.is_multiple_of(2) { S::low(pair) } else { S::high(pair) }
             } else {
                 S::codes(codes.add(four * 64))
             };
@@ -378,11 +378,11 @@ impl Input {
     }
 
     /// The same input without its first `rows` rows.
-    pub fn from_row(self, rows: usize) -> Self {
+    pub fn after_rows(self, rows: usize) -> Self {
         Input {
             rows: self.rows.wrapping_add(rows * self.width),
             width: self.width,
-            quantized: self.quantized.map(|view| view.from_row(rows)),
+            quantized: self.quantized.map(|view| view.after_rows(rows)),
         }
     }
 }

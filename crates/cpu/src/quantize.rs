@@ -85,7 +85,7 @@ impl View {
     }
 
     /// The view without its first `rows` rows.
-    pub fn from_row(self, rows: usize) -> Self {
+    pub fn after_rows(self, rows: usize) -> Self {
         View {
             codes: self.codes.wrapping_add(rows * BLOCK),
             scales: self.scales.wrapping_add(rows),

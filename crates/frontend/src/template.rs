@@ -93,6 +93,7 @@ impl ChatTemplate {
 }
 
 /// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it.
+#[expect(clippy::needless_pass_by_value, reason = "filters take their options by value")]
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     // Templates name these with the values that hold here anyway.
@@ -217,7 +218,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn render(template: &str, messages: serde_json::Value) -> Result<String, TemplateError> {
+    fn render(template: &str, messages: &serde_json::Value) -> Result<String, TemplateError> {
         let messages = messages.as_array().cloned().unwrap_or_default();
         ChatTemplate::new(template, "<s>", "</s>")?.render(&messages)
     }
@@ -237,20 +238,20 @@ mod tests {
             {"role": "system", "content": "skip me"},
             {"role": "user", "content": " hi "},
         ]);
-        let text = render(template, messages).unwrap();
+        let text = render(template, &messages).unwrap();
         assert_eq!(text, "<s>[USER]hiuser|1|{\"a\": [1, \"ü\"], \"b\": null}");
     }
 
     #[test]
     fn a_refusal_is_told_from_a_fault() {
-        let refused = render("{{ raise_exception('roles must alternate') }}", json!([]));
+        let refused = render("{{ raise_exception('roles must alternate') }}", &json!([]));
         assert!(matches!(refused, Err(TemplateError::Refused(r)) if r == "roles must alternate"));
-        let broken = render("\n{{ nothing.at.all.is.here() }}", json!([]));
+        let broken = render("\n{{ nothing.at.all.is.here() }}", &json!([]));
         assert!(matches!(broken, Err(TemplateError::Broken { line: 2, .. })));
         assert!(ChatTemplate::new("{% if %}", "", "").is_err());
         let endless =
             "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
-        assert!(render(endless, json!([])).is_err());
+        assert!(render(endless, &json!([])).is_err());
     }
 
     #[test]

@@ -127,11 +127,14 @@ impl Tokenizer {
         let mut library = Library::new(model);
         library.with_pre_tokenizer(Some(pre_tokenizer));
         let kind_of = |id: usize| kinds.get(id).copied().unwrap_or_default();
-        let added = tokens.iter().enumerate().filter_map(|(id, token)| {
-            matches!(kind_of(id), kind::CONTROL | kind::USER_DEFINED).then(|| {
-                AddedToken::from(token.clone(), kind_of(id) == kind::CONTROL).normalized(false)
-            })
-        });
+        let added = tokens
+            .iter()
+            .enumerate()
+            .map(|(id, token)| (kind_of(id), token))
+            .filter(|&(kind, _)| matches!(kind, kind::CONTROL | kind::USER_DEFINED))
+            .map(|(kind, token)| {
+                AddedToken::from(token.clone(), kind == kind::CONTROL).normalized(false)
+            });
         library.add_special_tokens(added.collect::<Vec<_>>()).map_err(library_error)?;
         let decoder = Decoder::new();
         let piece = |(id, token): (usize, &String)| match kind_of(id) {

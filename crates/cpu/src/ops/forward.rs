@@ -319,7 +319,7 @@ impl Ops for CpuOps {
         let input = self.input(x, &[head]);
         for first in (0..samples).step_by(LOGIT_ROWS) {
             let count = (samples - first).min(LOGIT_ROWS);
-            let input = input.from_row(first);
+            let input = input.after_rows(first);
             let target = Target {
                 matrix: head,
                 bias: None,
