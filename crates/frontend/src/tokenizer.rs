@@ -5,10 +5,17 @@ use crate::pre;
 use std::collections::HashMap;
 use std::fmt;
 use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::normalizers::NFC;
 use tokenizers::{AddedToken, Tokenizer as Library};
 
 /// Texts that end a generation in known families, whatever the file declares.
 const END_TEXTS: [&str; 4] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>"];
+
+/// A text of more bytes is encoded by pieces of about this size.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// A run of more bytes without a place to cut is cut here, whatever that does to its tokens.
+const WORD_BYTES_MAX: usize = 32 << 10;
 
 /// Kinds of vocabulary entries, as GGUF numbers them.
 mod kind {
@@ -72,6 +79,8 @@ pub struct Tokenizer {
     control: Vec<bool>,
     bos: Option<u32>,
     ends: Vec<u32>,
+    /// No special token holds a space, so that texts may be cut there.
+    cuts_at_spaces: bool,
 }
 
 impl fmt::Debug for Tokenizer {
@@ -126,6 +135,10 @@ impl Tokenizer {
             .map_err(library_error)?;
         let mut library = Library::new(model);
         library.with_pre_tokenizer(Some(pre_tokenizer));
+        if pre.starts_with("qwen") {
+            // These models were trained on composed characters.
+            library.with_normalizer(Some(NFC)).map_err(library_error)?;
+        }
         let kind_of = |id: usize| kinds.get(id).copied().unwrap_or_default();
         let added = tokens
             .iter()
@@ -141,7 +154,12 @@ impl Tokenizer {
             kind::CONTROL | kind::USER_DEFINED => token.as_bytes().into(),
             _ => decoder.bytes(token).unwrap_or_else(|| token.as_bytes().to_vec()).into(),
         };
+        let special = |id: usize| matches!(kind_of(id), kind::CONTROL | kind::USER_DEFINED);
         Ok(Tokenizer {
+            cuts_at_spaces: !tokens
+                .iter()
+                .enumerate()
+                .any(|(id, t)| special(id) && t.contains(' ')),
             pieces: tokens.iter().enumerate().map(piece).collect(),
             control: (0..tokens.len()).map(|id| kind_of(id) == kind::CONTROL).collect(),
             library,
@@ -156,13 +174,36 @@ impl Tokenizer {
     /// # Errors
     /// A text on which the split gives up.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, EncodeError> {
-        let encoding = self
-            .library
-            .encode_fast(text, false)
-            .map_err(|e| EncodeError { bytes: text.len(), detail: e.to_string() })?;
-        let ids = encoding.get_ids();
-        let bos = self.bos.filter(|bos| add_special && ids.first() != Some(bos));
-        Ok(bos.into_iter().chain(ids.iter().copied()).collect())
+        let mut ids: Vec<u32> = self.bos.filter(|_| add_special).into_iter().collect();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(self.piece_end(rest));
+            let encoding = self
+                .library
+                .encode_fast(piece, false)
+                .map_err(|e| EncodeError { bytes: text.len(), detail: e.to_string() })?;
+            let skip = usize::from(
+                ids.len() == 1 && add_special && encoding.get_ids().first() == self.bos.as_ref(),
+            );
+            ids.extend_from_slice(&encoding.get_ids()[skip..]);
+            rest = after;
+        }
+        Ok(ids)
+    }
+
+    /// Where the next piece of a long text ends.
+    ///
+    /// The library needs up to 1,500 bytes for each byte it is given, so texts go in by pieces. A
+    /// space after something that is no white space begins a word in every known split, and none
+    /// looks behind itself; so cutting before it changes no token.
+    fn piece_end(&self, text: &str) -> usize {
+        if text.len() <= PIECE_BYTES || !self.cuts_at_spaces {
+            return text.len();
+        }
+        let bytes = text.as_bytes();
+        let most = text.len().min(WORD_BYTES_MAX);
+        let is_cut = |&at: &usize| bytes[at] == b' ' && bytes[at - 1].is_ascii_graphic();
+        (PIECE_BYTES..most).find(is_cut).unwrap_or_else(|| text.floor_char_boundary(most))
     }
 
     /// Text of tokens; bytes that are no UTF-8 become U+FFFD. Unknown ids have no text.

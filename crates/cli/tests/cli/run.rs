@@ -14,7 +14,7 @@ fn run(flags: &[&str]) -> Outcome {
 fn a_text_is_continued_on_standard_output_alone() {
     let outcome = run(&["--raw", "--prompt", "1, 2, 3, 4, 5, 6, 7,", "--max-tokens", "9"]);
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(0), " 8, 9, 10\n"));
-    assert_says(&outcome.stderr, &["[prompt 21 tokens in", "answer 9 tokens in", "token limit]"]);
+    assert_says(&outcome.stderr, &["[prompt 20 tokens in", "answer 9 tokens in", "token limit]"]);
 }
 
 #[test]
