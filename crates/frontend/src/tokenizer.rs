@@ -79,8 +79,8 @@ pub struct Tokenizer {
     control: Vec<bool>,
     bos: Option<u32>,
     ends: Vec<u32>,
-    /// No special token holds a space, so that texts may be cut there.
-    cuts_at_spaces: bool,
+    /// What stands before each space within a special token: no text is cut after these.
+    before_spaces: Vec<Box<[u8]>>,
 }
 
 impl fmt::Debug for Tokenizer {
@@ -154,12 +154,14 @@ impl Tokenizer {
             kind::CONTROL | kind::USER_DEFINED => token.as_bytes().into(),
             _ => decoder.bytes(token).unwrap_or_else(|| token.as_bytes().to_vec()).into(),
         };
-        let special = |id: usize| matches!(kind_of(id), kind::CONTROL | kind::USER_DEFINED);
+        let special = |id: &usize| matches!(kind_of(*id), kind::CONTROL | kind::USER_DEFINED);
+        let before_spaces = (0..tokens.len())
+            .filter(special)
+            .flat_map(|id| tokens[id].match_indices(' ').map(move |(at, _)| (id, at)))
+            .map(|(id, at)| tokens[id].as_bytes()[..at].into())
+            .collect();
         Ok(Tokenizer {
-            cuts_at_spaces: !tokens
-                .iter()
-                .enumerate()
-                .any(|(id, t)| special(id) && t.contains(' ')),
+            before_spaces,
             pieces: tokens.iter().enumerate().map(piece).collect(),
             control: (0..tokens.len()).map(|id| kind_of(id) == kind::CONTROL).collect(),
             library,
@@ -197,12 +199,14 @@ impl Tokenizer {
     /// space after something that is no white space begins a word in every known split, and none
     /// looks behind itself; so cutting before it changes no token.
     fn piece_end(&self, text: &str) -> usize {
-        if text.len() <= PIECE_BYTES || !self.cuts_at_spaces {
+        if text.len() <= PIECE_BYTES {
             return text.len();
         }
         let bytes = text.as_bytes();
         let most = text.len().min(WORD_BYTES_MAX);
-        let is_cut = |&at: &usize| bytes[at] == b' ' && bytes[at - 1].is_ascii_graphic();
+        let in_special = |at: usize| self.before_spaces.iter().any(|b| bytes[..at].ends_with(b));
+        let is_cut =
+            |&at: &usize| bytes[at] == b' ' && bytes[at - 1].is_ascii_graphic() && !in_special(at);
         (PIECE_BYTES..most).find(is_cut).unwrap_or_else(|| text.floor_char_boundary(most))
     }
 
