@@ -98,7 +98,7 @@ impl OpenedModel {
     /// Tensors that are missing, unknown or of another shape.
     pub fn packed_weight_bytes(&self) -> Result<u64> {
         let arithmetic = ArithmeticSettings {
-            precision: PrecisionSetting::Int16,
+            precision: PrecisionSetting::Int12,
             weights: WeightsSetting::Auto,
         };
         let workspace = Workspace { rows: 1, samples: 1, context: 1 };
@@ -167,7 +167,7 @@ fn cpu_backend(
 ) -> Result<CpuOps> {
     let precision = match arithmetic.precision {
         PrecisionSetting::Int8 => Precision::Int8,
-        PrecisionSetting::Int16 => Precision::Int16,
+        PrecisionSetting::Int12 => Precision::Int12,
         PrecisionSetting::F32 => Precision::F32,
     };
     let WeightsSetting::Auto = arithmetic.weights;

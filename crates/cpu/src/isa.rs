@@ -11,11 +11,13 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// AVX-512 as above, and the 8-bit tile multipliers of AMX.
+    Amx,
 }
 
 impl Isa {
     /// All levels, weakest first.
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// True if this machine can run it.
     #[must_use]
@@ -35,6 +37,7 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            Isa::Amx => Isa::Avx512.is_available() && crate::tiles::is_available(),
         }
     }
 
@@ -51,6 +54,7 @@ impl fmt::Display for Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512-vnni",
+            Isa::Amx => "amx-int8",
         })
     }
 }
@@ -86,7 +90,7 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
         match isa {
             Isa::Portable => kernel.run::<Portable>(),
             Isa::Avx2 => avx2(kernel),
-            Isa::Avx512 => avx512(kernel),
+            Isa::Avx512 | Isa::Amx => avx512(kernel),
         }
     }
 }

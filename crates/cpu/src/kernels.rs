@@ -110,7 +110,7 @@ impl Linear<'_> {
                     let bias = target.bias.map(|bias| &bias[lane..lane + valid]);
                     // SAFETY: panel and rows exist; each panel's columns are this thread's alone.
                     unsafe {
-                        dispatch(self.isa, kernel);
+                        kernel.compute(self.isa);
                         for (row, sums) in sums[..count].iter().enumerate() {
                             let out = target.out.add((tile + row) * matrix.rows + lane);
                             let out = std::slice::from_raw_parts_mut(out, valid);
@@ -162,9 +162,9 @@ impl Swiglu<'_> {
                 unsafe {
                     let gate =
                         Panel { matrix: self.gate, panel, input, first, count, sums: &mut gates };
-                    dispatch(self.isa, gate);
+                    gate.compute(self.isa);
                     let up = Panel { matrix: self.up, panel, input, first, count, sums: &mut ups };
-                    dispatch(self.isa, up);
+                    up.compute(self.isa);
                     dispatch(self.isa, SiluProduct { gates: &mut gates[..count], ups: &ups });
                     for (row, sums) in gates[..count].iter().enumerate() {
                         let out = self.out.add((first + row) * width + lane);

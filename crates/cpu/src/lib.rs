@@ -19,6 +19,7 @@ mod packed;
 mod quantize;
 mod simd;
 mod team;
+mod tiles;
 
 pub use isa::Isa;
 pub use kv::KvPool;

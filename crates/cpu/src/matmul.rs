@@ -4,10 +4,11 @@
 //! of rows: integer dot products within a block are exact, and each block adds to one f32 by fused
 //! operations. So a row's result does not depend on the rows beside it.
 
-use crate::isa::Kernel;
+use crate::isa::{Isa, Kernel, dispatch};
 use crate::packed::{BlockLayout, Matrix, Storage};
-use crate::quantize::{BLOCK, View};
+use crate::quantize::{BLOCK, PLANE_BITS, View};
 use crate::simd::{LANES, Simd};
+use crate::tiles::{self, Tiles};
 
 /// The input of a product.
 #[derive(Clone, Copy)]
@@ -62,6 +63,24 @@ impl Kernel for Panel<'_> {
 }
 
 impl Panel<'_> {
+    /// Computes the sums in whichever way is the quickest; the result is the same.
+    ///
+    /// # Safety
+    /// The instruction set is available; the panel lies in the matrix; the input has the rows, as
+    /// wide as the matrix has inputs.
+    pub unsafe fn compute(self, isa: Isa) {
+        let Panel { matrix, panel, input, first, count, .. } = self;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (Weights::of(matrix, panel), input.quantized) {
+                (Some(weights), Some(x)) if isa == Isa::Amx && count >= tiles::LEAST_ROWS => {
+                    dispatch(isa, Tiles { weights, x, first, count, sums: self.sums });
+                }
+                _ => dispatch(isa, self),
+            }
+        }
+    }
+
     /// Computes `R` rows after the first `done`; returns `R`.
     ///
     /// # Safety
@@ -106,22 +125,12 @@ unsafe fn rows<S: Simd, const R: usize>(
                     floats::<S, R, HALF>(cols, weights.cast(), input, first)
                 }
             }
-            Storage::Blocks { layout, codes, narrow, wide } => {
-                let first_factor = panel * layout.factors(cols);
-                let weights = Weights {
-                    layout: *layout,
-                    cols,
-                    codes: codes.as_ptr().add(panel * layout.code_bytes(cols)),
-                    factors: if layout.wide {
-                        wide.as_ptr().add(first_factor).cast()
-                    } else {
-                        narrow.as_ptr().add(first_factor).cast()
-                    },
-                };
+            Storage::Blocks { layout, .. } => {
+                let Some(weights) = Weights::of(matrix, panel) else { unreachable!() };
                 match input.quantized {
                     None if layout.wide => exact::<S, R, SINGLE>(weights, input, first),
                     None => exact::<S, R, HALF>(weights, input, first),
-                    Some(x) if x.plane == 0 => planes::<S, R, 1>(weights, x, first),
+                    Some(x) if x.planes == 1 => planes::<S, R, 1>(weights, x, first),
                     Some(x) => planes::<S, R, 2>(weights, x, first),
                 }
             }
@@ -203,11 +212,46 @@ unsafe fn floats<S: Simd, const R: usize, const E: u8>(
 
 /// One panel of a block format.
 #[derive(Clone, Copy)]
-struct Weights {
-    layout: BlockLayout,
-    cols: usize,
-    codes: *const u8,
-    factors: *const u8,
+pub(crate) struct Weights {
+    pub layout: BlockLayout,
+    pub cols: usize,
+    pub codes: *const u8,
+    pub factors: *const u8,
+}
+
+impl Weights {
+    /// Panel `panel` of a matrix, `None` for plain weights.
+    fn of(matrix: &Matrix, panel: usize) -> Option<Self> {
+        let Storage::Blocks { layout, codes, narrow, wide } = &matrix.storage else { return None };
+        let (layout, cols) = (*layout, matrix.cols);
+        let first_factor = panel * layout.factors(cols);
+        Some(Weights {
+            layout,
+            cols,
+            codes: codes[panel * layout.code_bytes(cols)..].as_ptr(),
+            factors: if layout.wide {
+                wide[first_factor..].as_ptr().cast()
+            } else {
+                narrow[first_factor..].as_ptr().cast()
+            },
+        })
+    }
+}
+
+/// Sixteen factors of a panel, from the one at `index`.
+///
+/// # Safety
+/// `S` is available, and the panel has these factors.
+#[inline(always)]
+pub(crate) unsafe fn factor<S: Simd>(weights: Weights, index: usize) -> S::F {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if weights.layout.wide {
+            load::<S, SINGLE>(weights.factors, index)
+        } else {
+            load::<S, HALF>(weights.factors, index)
+        }
+    }
 }
 
 /// Block formats against integer activations in `P` planes. Constants in place of the layout's
@@ -271,7 +315,7 @@ unsafe fn int<
         for block in 0..weights.cols / BLOCK {
             let codes = weights.codes.add(block * block_bytes);
             let at = block * x.capacity + first;
-            let xc = x.codes.add(at * BLOCK).cast_const();
+            let xc = x.codes.add(at * P * BLOCK).cast_const();
             let (scales, totals) = (x.scales.add(at), x.totals.add(at));
             let minus_sums = x.minus_sums.add(at * 2);
             if R <= 2 {
@@ -282,31 +326,42 @@ unsafe fn int<
                 }
             }
             for part in 0..BLOCK / SCALED {
-                let mut high = [S::int_splat(0); R];
+                let mut dots = [S::int_splat(0); R];
                 let mut low = [S::int_splat(0); R];
                 for step in 0..SCALED / 4 {
                     let four = part * (SCALED / 4) + step;
-                    let w = if NIBBLES {
-                        let pair = S::codes(codes.add(four / 2 * 64));
-                        if four.is_multiple_of(2) { S::low(pair) } else { S::high(pair) }
-                    } else {
-                        S::codes(codes.add(four * 64))
-                    };
-                    for r in 0..R {
-                        let x4 = xc.add(r * BLOCK + four * 4);
-                        high[r] = S::dot(high[r], w, x4.cast::<i32>().read_unaligned());
-                        if P == 2 {
-                            let x4 = x4.add(x.plane).cast::<i32>().read_unaligned();
-                            low[r] = S::dot(low[r], w, x4);
+                    let at = |r: usize| xc.add(r * P * BLOCK + four * 4).cast::<i32>();
+                    if !NIBBLES {
+                        let w = S::codes(codes.add(four * 64));
+                        for r in 0..R {
+                            dots[r] = S::dot(dots[r], w, at(r).read_unaligned());
+                            if P == 2 {
+                                let x4 = at(r).byte_add(BLOCK).read_unaligned();
+                                low[r] = S::dot(low[r], w, x4);
+                            }
                         }
+                        continue;
+                    }
+                    let pair = S::codes(codes.add(four / 2 * 64));
+                    let w = if four.is_multiple_of(2) { S::low(pair) } else { S::high(pair) };
+                    if P == 1 {
+                        for r in 0..R {
+                            dots[r] = S::dot(dots[r], w, at(r).read_unaligned());
+                        }
+                        continue;
+                    }
+                    let w16 = if four.is_multiple_of(2) { S::low16(pair) } else { S::high16(pair) };
+                    for r in 0..R {
+                        dots[r] = S::dot(dots[r], w16, at(r).read_unaligned());
+                        dots[r] = S::dot(dots[r], w, at(r).byte_add(BLOCK).read_unaligned());
                     }
                 }
                 let index = (block * (BLOCK / SCALED) + part) * per_scale;
                 let scale = load::<S, E>(weights.factors, index);
                 for r in 0..R {
-                    let mut dot = high[r];
-                    if P == 2 {
-                        dot = S::int_add(S::shift_left::<8>(dot), low[r]);
+                    let mut dot = dots[r];
+                    if P == 2 && !NIBBLES {
+                        dot = S::int_add(S::shift_left::<PLANE_BITS>(dot), low[r]);
                     }
                     if OFFSET > 0 {
                         // The offset of the codes is taken out again: exact in integers.

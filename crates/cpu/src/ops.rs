@@ -22,9 +22,9 @@ const LOGIT_ROWS: usize = 8;
 pub enum Precision {
     /// Eight bits with one scale for 32 elements: the fastest.
     Int8,
-    /// Two planes of eight bits with one scale for 32 elements: nearly as exact as f32.
+    /// Twelve bits with one scale for 32 elements: nearly as exact as f32.
     #[default]
-    Int16,
+    Int12,
     /// f32 throughout.
     F32,
 }
@@ -33,7 +33,7 @@ impl Precision {
     /// Planes of eight bits.
     const fn planes(self) -> usize {
         match self {
-            Precision::Int16 => 2,
+            Precision::Int12 => 2,
             Precision::Int8 | Precision::F32 => 1,
         }
     }

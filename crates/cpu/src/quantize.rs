@@ -1,9 +1,10 @@
 //! Activations as integers: one scale for 32 elements, in one or two planes of eight bits.
 //!
 //! Kernels multiply bytes. With one plane an element is a byte, 127 steps to the block's largest
-//! magnitude. With two it is `256 · high + low`, 32,512 steps, exact to about 15 bits: twice the
-//! multiplications, which a decode step hides behind the reading of weights, for an error that is
-//! far below that of the weights' own format.
+//! magnitude. With two it is `16 · high + low`, 2,032 steps: twice the multiplications, which a
+//! decode step hides behind the reading of weights, for an error far below that of the weights'
+//! own format. The factor is 16 because sixteen times a four-bit code is a byte still, so that
+//! both planes of such a format add up to one sum.
 
 use crate::OpError;
 use crate::buffer::Buffer;
@@ -12,16 +13,18 @@ use crate::simd::Simd;
 /// Elements that share a scale.
 pub(crate) const BLOCK: usize = 32;
 
-/// Steps from 0 to a block's largest magnitude, with one plane and with two. The low byte of
-/// `127 * 256` is 0, so that every value splits into two signed bytes.
-const STEPS: [f32; 2] = [127.0, 127.0 * 256.0];
+/// Two planes: the value is `2^PLANE_BITS · high + low`, `low` from -8 to 7.
+pub(crate) const PLANE_BITS: u32 = 4;
 
-/// Rows of activations as integers, `[block][row]`, so that a kernel which walks rows within a
-/// block reads forward.
+/// Steps from 0 to a block's largest magnitude, with one plane and with two.
+const STEPS: [f32; 2] = [127.0, 127.0 * (1 << PLANE_BITS) as f32];
+
+/// Rows of activations as integers, `[block][row][plane]`, so that a kernel which walks rows
+/// within a block reads forward.
 pub(crate) struct Quantized {
     /// Most rows.
     pub capacity: usize,
-    /// 32 codes for each block of each row; the second plane, if any, after the first.
+    /// 32 codes for each block of each row and plane.
     pub codes: Buffer<i8>,
     /// The step of each block of each row.
     pub scales: Buffer<f32>,
@@ -59,8 +62,8 @@ impl Quantized {
 pub(crate) struct View {
     pub capacity: usize,
     pub codes: *mut i8,
-    /// From a code to its second plane; 0 if there is one plane only.
-    pub plane: usize,
+    /// 1 or 2.
+    pub planes: usize,
     pub scales: *mut f32,
     pub minus_sums: *mut i32,
     pub totals: *mut f32,
@@ -73,11 +76,10 @@ impl View {
     }
 
     pub fn of(quantized: &mut Quantized) -> Self {
-        let plane = if quantized.planes == 2 { quantized.codes.len() / 2 } else { 0 };
         View {
             capacity: quantized.capacity,
             codes: quantized.codes.as_mut_ptr(),
-            plane,
+            planes: quantized.planes,
             scales: quantized.scales.as_mut_ptr(),
             minus_sums: quantized.minus_sums.as_mut_ptr(),
             totals: quantized.totals.as_mut_ptr(),
@@ -87,7 +89,7 @@ impl View {
     /// The view without its first `rows` rows.
     pub fn after_rows(self, rows: usize) -> Self {
         View {
-            codes: self.codes.wrapping_add(rows * BLOCK),
+            codes: self.codes.wrapping_add(rows * self.planes * BLOCK),
             scales: self.scales.wrapping_add(rows),
             minus_sums: self.minus_sums.wrapping_add(rows * 2),
             totals: self.totals.wrapping_add(rows),
@@ -107,7 +109,7 @@ unsafe impl Send for View {}
 /// `S` is available; `x` has `width` elements, a multiple of 32; `out` has room for the row.
 #[inline(always)]
 pub(crate) unsafe fn quantize_row<S: Simd>(x: *const f32, width: usize, row: usize, out: View) {
-    let steps = STEPS[usize::from(out.plane != 0)];
+    let steps = STEPS[usize::from(out.planes == 2)];
     // SAFETY: indices stay below the sizes that the caller promised.
     unsafe {
         for block in 0..width / BLOCK {
@@ -122,18 +124,19 @@ pub(crate) unsafe fn quantize_row<S: Simd>(x: *const f32, width: usize, row: usi
             let inverse = if scale > f32::MIN_POSITIVE { steps / largest } else { 0.0 };
             let scale = if inverse > 0.0 { scale } else { 0.0 };
             let at = block * out.capacity + row;
-            let codes = out.codes.add(at * BLOCK);
+            let codes = out.codes.add(at * out.planes * BLOCK);
             let mut total = 0i32;
             for (half, v) in [low, high].into_iter().enumerate() {
                 let value = S::f_to_int(S::round(S::mul(v, S::splat(inverse))));
                 let codes = codes.add(16 * half);
-                if out.plane == 0 {
+                if out.planes == 1 {
                     S::store_bytes(codes, value);
                 } else {
-                    let high = S::shift_right::<8>(S::int_add(value, S::int_splat(128)));
+                    let half = S::int_splat(1 << (PLANE_BITS - 1));
+                    let high = S::shift_right::<PLANE_BITS>(S::int_add(value, half));
                     S::store_bytes(codes, high);
-                    let low = S::int_sub(value, S::shift_left::<8>(high));
-                    S::store_bytes(codes.add(out.plane), low);
+                    let low = S::int_sub(value, S::shift_left::<PLANE_BITS>(high));
+                    S::store_bytes(codes.add(BLOCK), low);
                 }
                 let sum = S::int_sum(value);
                 *out.minus_sums.add(at * 2 + half) = -sum;

@@ -60,6 +60,10 @@ pub(crate) trait Simd {
     unsafe fn low(c: Self::C) -> Self::C;
     /// High nibble of every code.
     unsafe fn high(c: Self::C) -> Self::C;
+    /// Sixteen times the low nibble of every code.
+    unsafe fn low16(c: Self::C) -> Self::C;
+    /// Sixteen times the high nibble of every code.
+    unsafe fn high16(c: Self::C) -> Self::C;
     /// Adds to each lane the dot product of its four codes and the four signed bytes of `x`.
     unsafe fn dot(acc: Self::I, codes: Self::C, x: i32) -> Self::I;
     /// Code `i` (0..4) of every lane.

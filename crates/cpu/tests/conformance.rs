@@ -22,6 +22,9 @@ macro_rules! suite {
 suite!(portable_f32, Isa::Portable, Precision::F32, 1, Tolerances::f32());
 suite!(portable_int8, Isa::Portable, Precision::Int8, 2, Tolerances::int8_activations());
 suite!(avx2_f32, Isa::Avx2, Precision::F32, 2, Tolerances::f32());
-suite!(avx2_int8, Isa::Avx2, Precision::Int8, 2, Tolerances::int8_activations());
+suite!(avx2_int12, Isa::Avx2, Precision::Int12, 2, Tolerances::int12_activations());
 suite!(avx512_f32, Isa::Avx512, Precision::F32, 2, Tolerances::f32());
 suite!(avx512_int8, Isa::Avx512, Precision::Int8, 3, Tolerances::int8_activations());
+suite!(avx512_int12, Isa::Avx512, Precision::Int12, 2, Tolerances::int12_activations());
+suite!(amx_int8, Isa::Amx, Precision::Int8, 2, Tolerances::int8_activations());
+suite!(amx_int12, Isa::Amx, Precision::Int12, 1, Tolerances::int12_activations());

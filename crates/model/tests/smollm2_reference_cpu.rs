@@ -34,7 +34,7 @@ fn f32_activations_reproduce_the_recording() {
 /// llama.cpp's own run on the Q4_1 file is 0.086 away from the recording of exact arithmetic.
 #[test]
 fn fast_path_is_closer_than_the_peer() {
-    let mut model = load(cpu(Precision::Int16), KvDtype::F16);
+    let mut model = load(cpu(Precision::Int12), KvDtype::F16);
     let recordings = recordings();
     let (mut sum, mut count) = (0.0, 0);
     for recording in &recordings {

@@ -23,8 +23,8 @@ pub struct LogSettings {
 pub enum PrecisionSetting {
     /// activations in 8 bits: less to compute, but small models notice
     Int8,
-    /// activations in two planes of 8 bits: fast, and nearly as close to the reference as f32
-    Int16,
+    /// activations in 12 bits: fast, and nearly as close to the reference as f32
+    Int12,
     /// activations in f32: slow, the closest to the reference
     F32,
 }
@@ -33,7 +33,7 @@ impl fmt::Display for PrecisionSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             PrecisionSetting::Int8 => "int8",
-            PrecisionSetting::Int16 => "int16",
+            PrecisionSetting::Int12 => "int12",
             PrecisionSetting::F32 => "f32",
         })
     }
@@ -75,7 +75,7 @@ pub fn all_cores() -> NonZeroUsize {
 #[derive(Args, Clone, Copy, Debug)]
 pub struct ArithmeticSettings {
     /// Arithmetic of the matrix products
-    #[arg(long, env = "LANEWAY_PRECISION", value_enum, default_value_t = PrecisionSetting::Int16)]
+    #[arg(long, env = "LANEWAY_PRECISION", value_enum, default_value_t = PrecisionSetting::Int12)]
     pub precision: PrecisionSetting,
     /// Format that weights are computed in; `auto` keeps the file's
     #[arg(long, env = "LANEWAY_WEIGHTS", value_name = "FORMAT")]

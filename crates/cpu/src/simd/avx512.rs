@@ -167,6 +167,16 @@ impl Simd for Avx512 {
         unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(c), _mm512_set1_epi8(15)) }
     }
     #[inline(always)]
+    unsafe fn low16(c: Self::C) -> Self::C {
+        // SAFETY: see above.
+        unsafe { _mm512_and_si512(_mm512_slli_epi16::<4>(c), _mm512_set1_epi8(-16)) }
+    }
+    #[inline(always)]
+    unsafe fn high16(c: Self::C) -> Self::C {
+        // SAFETY: see above.
+        unsafe { _mm512_and_si512(c, _mm512_set1_epi8(-16)) }
+    }
+    #[inline(always)]
     unsafe fn dot(acc: Self::I, codes: Self::C, x: i32) -> Self::I {
         // SAFETY: see above.
         unsafe { _mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(x)) }

@@ -149,6 +149,14 @@ impl Simd for Portable {
         std::array::from_fn(|i| c[i] >> 4)
     }
     #[inline(always)]
+    unsafe fn low16(c: Self::C) -> Self::C {
+        std::array::from_fn(|i| c[i] << 4)
+    }
+    #[inline(always)]
+    unsafe fn high16(c: Self::C) -> Self::C {
+        std::array::from_fn(|i| c[i] & 0xf0)
+    }
+    #[inline(always)]
     unsafe fn dot(acc: Self::I, codes: Self::C, x: i32) -> Self::I {
         let x = x.to_le_bytes().map(|b| i32::from(b as i8));
         each(|l| acc[l] + (0..4).map(|i| i32::from(codes[4 * l + i]) * x[i]).sum::<i32>())
