@@ -250,8 +250,11 @@ impl<E: Element> Attention<'_, E> {
                 *state.total(dim) = 0.0;
             }
             for page in pages {
-                let id = self.block_tables[block.pages.start + page];
-                let at = base(&self.spec, self.layer, id, head);
+                let place = |page: usize| {
+                    let id = self.block_tables[block.pages.start + page];
+                    base(&self.spec, self.layer, id, head)
+                };
+                let at = place(page);
                 let (keys, values) = (self.keys.add(at), self.values.add(at));
                 if queries > 4 {
                     // Many queries: widen the page once.
@@ -261,23 +264,32 @@ impl<E: Element> Attention<'_, E> {
                         S::store(wide_keys.add(i), E::load::<S>(keys.add(i)));
                         S::store(wide_values.add(i), E::load::<S>(values.add(i)));
                     }
-                    self.page::<S, f32>(block, head, page, wide_keys, wide_values, states);
+                    self.page::<S, f32, false>(
+                        block,
+                        head,
+                        page,
+                        [wide_keys, wide_values, wide_keys],
+                        states,
+                    );
                 } else {
-                    self.page::<S, E>(block, head, page, keys, values, states);
+                    // Few queries: the time goes into reading, and the hardware's own prefetching
+                    // stops at the end of a memory page.
+                    let next = self.keys.add(if page + 1 < last { place(page + 1) } else { at });
+                    self.page::<S, E, true>(block, head, page, [keys, values, next], states);
                 }
             }
         }
     }
 
-    /// Adds one page to the states of all queries of a block.
+    /// Adds one page to the states of all queries of a block. Its keys, its values, and the keys
+    /// that will be read next, which `AHEAD` asks for in time.
     #[inline(always)]
-    unsafe fn page<S: Simd, T: Element>(
+    unsafe fn page<S: Simd, T: Element, const AHEAD: bool>(
         &self,
         block: &Block,
         head: usize,
         page: usize,
-        keys: *const T,
-        values: *const T,
+        data: [*const T; 3],
         states: *mut f32,
     ) {
         let queries = block.rows * self.group;
@@ -287,15 +299,15 @@ impl<E: Element> Attention<'_, E> {
             while query < queries {
                 query += match queries - query {
                     4.. if S::WIDE => {
-                        self.some::<S, T, 4>(block, head, page, keys, values, states, query)
+                        self.some::<S, T, 4, AHEAD>(block, head, page, data, states, query)
                     }
                     3 if S::WIDE => {
-                        self.some::<S, T, 3>(block, head, page, keys, values, states, query)
+                        self.some::<S, T, 3, AHEAD>(block, head, page, data, states, query)
                     }
                     2 if S::WIDE => {
-                        self.some::<S, T, 2>(block, head, page, keys, values, states, query)
+                        self.some::<S, T, 2, AHEAD>(block, head, page, data, states, query)
                     }
-                    _ => self.some::<S, T, 1>(block, head, page, keys, values, states, query),
+                    _ => self.some::<S, T, 1, AHEAD>(block, head, page, data, states, query),
                 };
             }
         }
@@ -303,13 +315,12 @@ impl<E: Element> Attention<'_, E> {
 
     /// Adds one page to the states of `Q` queries; returns `Q`.
     #[inline(always)]
-    unsafe fn some<S: Simd, T: Element, const Q: usize>(
+    unsafe fn some<S: Simd, T: Element, const Q: usize, const AHEAD: bool>(
         &self,
         block: &Block,
         head: usize,
         page: usize,
-        keys: *const T,
-        values: *const T,
+        [keys, values, next]: [*const T; 3],
         states: *mut f32,
         first: usize,
     ) -> usize {
@@ -330,6 +341,9 @@ impl<E: Element> Attention<'_, E> {
                 std::array::from_fn(|q| self.queries.add(self.offset(block, head, first + q)));
             let mut scores = [[S::splat(0.0); PAGE_VECTORS]; Q];
             for d in 0..dim {
+                if AHEAD {
+                    ask::<S, T, PAGE_TOKENS>(values.wrapping_add(d * PAGE_TOKENS));
+                }
                 let mut k = [S::splat(0.0); PAGE_VECTORS];
                 for (i, k) in k.iter_mut().enumerate() {
                     *k = T::load::<S>(keys.add(d * PAGE_TOKENS + 16 * i));
@@ -353,10 +367,12 @@ impl<E: Element> Attention<'_, E> {
             // Four vectors at a time keep the multipliers busy; what is left goes one by one.
             let whole = dim / 64 * 64;
             for d in (0..whole).step_by(64) {
-                self.gather::<S, T, Q, 4>(values, &weights, &keep, most, states, first, d);
+                let data = [values, next];
+                self.gather::<S, T, Q, 4, AHEAD>(data, &weights, &keep, most, states, first, d);
             }
             for d in (whole..dim).step_by(16) {
-                self.gather::<S, T, Q, 1>(values, &weights, &keep, most, states, first, d);
+                let data = [values, next];
+                self.gather::<S, T, Q, 1, AHEAD>(data, &weights, &keep, most, states, first, d);
             }
         }
         Q
@@ -402,9 +418,9 @@ impl<E: Element> Attention<'_, E> {
 
     /// Adds the weighted values of a page to `V` vectors of the states, from element `d`.
     #[inline(always)]
-    unsafe fn gather<S: Simd, T: Element, const Q: usize, const V: usize>(
+    unsafe fn gather<S: Simd, T: Element, const Q: usize, const V: usize, const AHEAD: bool>(
         &self,
-        values: *const T,
+        [values, next]: [*const T; 2],
         weights: &[[f32; PAGE_TOKENS]; Q],
         keep: &[S::F; Q],
         most: usize,
@@ -423,6 +439,9 @@ impl<E: Element> Attention<'_, E> {
                 }
             }
             for t in 0..most {
+                if AHEAD && V == 4 {
+                    ask::<S, T, 64>(next.wrapping_add(t * dim + d));
+                }
                 let mut v = [S::splat(0.0); V];
                 for (i, v) in v.iter_mut().enumerate() {
                     *v = T::load::<S>(values.add(t * dim + d + 16 * i));
@@ -440,5 +459,17 @@ impl<E: Element> Attention<'_, E> {
                 }
             }
         }
+    }
+}
+
+/// Asks for the cache lines of `N` elements, which need not exist.
+///
+/// # Safety
+/// `S` is available.
+#[inline(always)]
+unsafe fn ask<S: Simd, T, const N: usize>(elements: *const T) {
+    for byte in (0..N * size_of::<T>()).step_by(64) {
+        // SAFETY: the caller's promise.
+        unsafe { S::prefetch(elements.cast::<u8>().wrapping_add(byte)) };
     }
 }

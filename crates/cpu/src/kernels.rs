@@ -7,6 +7,7 @@ use crate::packed::Matrix;
 use crate::quantize::{View, quantize_row};
 use crate::simd::{LANES, Simd};
 use crate::team::share;
+use crate::tiles::Configuration;
 use laneway_execution::{PAGE_TOKENS, PageId};
 use laneway_ops::{KvSpec, RopeStyle};
 use std::ops::Range;
@@ -96,29 +97,51 @@ impl Linear<'_> {
     /// The instruction set is available; the input and every output have the rows; no other thread
     /// has the same `member`.
     pub unsafe fn run(&self) {
-        let mut sums = [[0.0; LANES]; ROW_TILE];
-        for tile in (0..self.rows).step_by(ROW_TILE) {
-            let count = (self.rows - tile).min(ROW_TILE);
+        let mut sums = [[[0.0; LANES]; ROW_TILE]; 2];
+        let mut tiles = Configuration::default();
+        for first in (0..self.rows).step_by(ROW_TILE) {
+            let count = (self.rows - first).min(ROW_TILE);
             for target in self.targets {
-                let matrix = target.matrix;
-                let panels = matrix.rows.div_ceil(LANES);
-                for panel in share(panels, self.member, self.members) {
-                    let (input, first) = (self.input, tile);
-                    let kernel = Panel { matrix, panel, input, first, count, sums: &mut sums };
-                    let lane = panel * LANES;
-                    let valid = (matrix.rows - lane).min(LANES);
-                    let bias = target.bias.map(|bias| &bias[lane..lane + valid]);
-                    // SAFETY: panel and rows exist; each panel's columns are this thread's alone.
+                let (matrix, input) = (target.matrix, self.input);
+                let panels = share(matrix.rows.div_ceil(LANES), self.member, self.members);
+                for pair in panels.clone().step_by(2) {
+                    let [a, b] = &mut sums;
+                    let a = Panel { matrix, panel: pair, input, first, count, sums: a };
+                    let b = Panel { matrix, panel: pair + 1, input, first, count, sums: b };
+                    let both = pair + 1 < panels.end;
+                    // SAFETY: panels and rows exist; each panel's columns are this thread's alone.
                     unsafe {
-                        kernel.compute(self.isa);
-                        for (row, sums) in sums[..count].iter().enumerate() {
-                            let out = target.out.add((tile + row) * matrix.rows + lane);
-                            let out = std::slice::from_raw_parts_mut(out, valid);
-                            put(out, sums, bias, target.accumulate);
+                        if both {
+                            a.compute_both(b, self.isa, &mut tiles);
+                        } else {
+                            a.compute(self.isa, &mut tiles);
+                        }
+                        for (panel, sums) in sums.iter().take(1 + usize::from(both)).enumerate() {
+                            target.put(pair + panel, first, &sums[..count]);
                         }
                     }
                 }
             }
+        }
+    }
+}
+
+impl Target<'_> {
+    /// Stores the sums of a panel for the rows from `first`.
+    ///
+    /// # Safety
+    /// The output has the rows, whose columns of the panel nobody else uses.
+    unsafe fn put(&self, panel: usize, first: usize, sums: &[[f32; LANES]]) {
+        let lane = panel * LANES;
+        let valid = (self.matrix.rows - lane).min(LANES);
+        let bias = self.bias.map(|bias| &bias[lane..lane + valid]);
+        for (row, sums) in sums.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            let out = unsafe {
+                let out = self.out.add((first + row) * self.matrix.rows + lane);
+                std::slice::from_raw_parts_mut(out, valid)
+            };
+            put(out, sums, bias, self.accumulate);
         }
     }
 }
@@ -152,6 +175,7 @@ impl Swiglu<'_> {
     pub unsafe fn run(&self) {
         let width = self.gate.rows;
         let (mut gates, mut ups) = ([[0.0; LANES]; ROW_TILE], [[0.0; LANES]; ROW_TILE]);
+        let mut tiles = Configuration::default();
         for first in (0..self.rows).step_by(ROW_TILE) {
             let count = (self.rows - first).min(ROW_TILE);
             for panel in share(width.div_ceil(LANES), self.member, self.members) {
@@ -162,9 +186,8 @@ impl Swiglu<'_> {
                 unsafe {
                     let gate =
                         Panel { matrix: self.gate, panel, input, first, count, sums: &mut gates };
-                    gate.compute(self.isa);
                     let up = Panel { matrix: self.up, panel, input, first, count, sums: &mut ups };
-                    up.compute(self.isa);
+                    gate.compute_both(up, self.isa, &mut tiles);
                     dispatch(self.isa, SiluProduct { gates: &mut gates[..count], ups: &ups });
                     for (row, sums) in gates[..count].iter().enumerate() {
                         let out = self.out.add((first + row) * width + lane);

@@ -8,7 +8,7 @@ use crate::isa::{Isa, Kernel, dispatch};
 use crate::packed::{BlockLayout, Matrix, Storage};
 use crate::quantize::{BLOCK, PLANE_BITS, View};
 use crate::simd::{LANES, Simd};
-use crate::tiles::{self, Tiles};
+use crate::tiles::{self, Configuration, Tiles};
 
 /// The input of a product.
 #[derive(Clone, Copy)]
@@ -68,17 +68,46 @@ impl Panel<'_> {
     /// # Safety
     /// The instruction set is available; the panel lies in the matrix; the input has the rows, as
     /// wide as the matrix has inputs.
-    pub unsafe fn compute(self, isa: Isa) {
-        let Panel { matrix, panel, input, first, count, .. } = self;
+    pub unsafe fn compute(self, isa: Isa, configuration: &mut Configuration) {
         // SAFETY: the caller's promise.
         unsafe {
-            match (Weights::of(matrix, panel), input.quantized) {
-                (Some(weights), Some(x)) if isa == Isa::Amx && count >= tiles::LEAST_ROWS => {
-                    dispatch(isa, Tiles { weights, x, first, count, sums: self.sums });
+            match self.tiled(isa) {
+                Some((weights, x)) => {
+                    let Panel { first, count, sums, .. } = self;
+                    let (weights, sums) = ([weights], [sums]);
+                    dispatch(isa, Tiles { configuration, weights, x, first, count, sums });
                 }
-                _ => dispatch(isa, self),
+                None => dispatch(isa, self),
             }
         }
+    }
+
+    /// Computes two panels of the same rows, together where that is quicker.
+    ///
+    /// # Safety
+    /// As [`Panel::compute`], for both.
+    pub unsafe fn compute_both(self, other: Self, isa: Isa, configuration: &mut Configuration) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (self.tiled(isa), other.tiled(isa)) {
+                (Some((a, x)), Some((b, _))) if (a.layout, a.cols) == (b.layout, b.cols) => {
+                    let Panel { first, count, .. } = self;
+                    let (weights, sums) = ([a, b], [self.sums, other.sums]);
+                    dispatch(isa, Tiles { configuration, weights, x, first, count, sums });
+                }
+                _ => {
+                    self.compute(isa, configuration);
+                    other.compute(isa, configuration);
+                }
+            }
+        }
+    }
+
+    /// What tiles need, if these are there and worth it.
+    fn tiled(&self, isa: Isa) -> Option<(Weights, View)> {
+        let x =
+            self.input.quantized.filter(|_| isa == Isa::Amx && self.count >= tiles::LEAST_ROWS)?;
+        Some((Weights::of(self.matrix, self.panel)?, x))
     }
 
     /// Computes `R` rows after the first `done`; returns `R`.

@@ -99,8 +99,8 @@ pub(crate) fn packed_bytes(format: WeightFormat, rows: usize, cols: usize) -> us
 }
 
 impl Matrix {
-    /// Packs a matrix.
-    pub fn pack(source: &MatrixSource<'_>) -> Result<Self, OpError> {
+    /// Packs a matrix on up to `threads` threads.
+    pub fn pack(source: &MatrixSource<'_>, threads: usize) -> Result<Self, OpError> {
         const OP: &str = "load_matrix";
         let MatrixSource { name, format, rows, cols, data } = *source;
         let shape = |detail: String| OpError::Shape { op: OP, detail };
@@ -118,17 +118,31 @@ impl Matrix {
             Some(layout) => {
                 let factors = panels * layout.factors(cols);
                 let (narrow, wide) = if layout.wide { (0, factors) } else { (factors, 0) };
-                let mut blocks = Blocks {
-                    layout,
-                    cols,
-                    codes: Buffer::zeroed(OP, panels * layout.code_bytes(cols))?,
-                    narrow: Buffer::zeroed(OP, narrow)?,
-                    wide: Buffer::zeroed(OP, wide)?,
-                };
-                for (row, bytes) in data.chunks_exact(row_bytes).enumerate() {
-                    blocks.put_row(format, row, bytes);
-                }
-                let Blocks { codes, narrow, wide, .. } = blocks;
+                let mut codes = Buffer::zeroed(OP, panels * layout.code_bytes(cols))?;
+                let mut narrow = Buffer::zeroed(OP, narrow)?;
+                let mut wide = Buffer::zeroed(OP, wide)?;
+                // Each thread packs some whole panels.
+                let share = if elements < PARALLEL { panels } else { panels.div_ceil(threads) };
+                std::thread::scope(|scope| {
+                    let factors = share * layout.factors(cols);
+                    let parts = (codes.chunks_mut(share * layout.code_bytes(cols)))
+                        .zip(chunks_or_empty(&mut narrow, factors))
+                        .zip(chunks_or_empty(&mut wide, factors));
+                    for (part, ((codes, narrow), wide)) in parts.enumerate() {
+                        let mut blocks = Blocks { layout, cols, codes, narrow, wide };
+                        let rows = data.chunks_exact(row_bytes).skip(part * share * LANES);
+                        let pack = move || {
+                            for (row, bytes) in rows.take(share * LANES).enumerate() {
+                                blocks.put_row(format, row, bytes);
+                            }
+                        };
+                        if share == panels {
+                            pack();
+                        } else {
+                            scope.spawn(pack);
+                        }
+                    }
+                });
                 Storage::Blocks { layout, codes, narrow, wide }
             }
             None if format == WeightFormat::F32 => {
@@ -203,16 +217,27 @@ const fn code_place(layout: BlockLayout, lane: usize, col: usize) -> (usize, u32
     }
 }
 
-/// A matrix of a block format while it is packed.
-struct Blocks {
-    layout: BlockLayout,
-    cols: usize,
-    codes: Buffer<u8>,
-    narrow: Buffer<u16>,
-    wide: Buffer<f32>,
+/// Elements from which on several threads pack a matrix.
+const PARALLEL: usize = 1 << 18;
+
+/// Chunks of a buffer; of an empty one, as many empty chunks as are asked for.
+fn chunks_or_empty<T>(buffer: &mut [T], length: usize) -> impl Iterator<Item = &mut [T]> {
+    let empty = buffer.is_empty();
+    buffer
+        .chunks_mut(length)
+        .chain(std::iter::repeat_with(|| &mut [][..]).take_while(move |_| empty))
 }
 
-impl Blocks {
+/// Some panels of a matrix of a block format while they are packed.
+struct Blocks<'a> {
+    layout: BlockLayout,
+    cols: usize,
+    codes: &'a mut [u8],
+    narrow: &'a mut [u16],
+    wide: &'a mut [f32],
+}
+
+impl Blocks<'_> {
     fn put_row(&mut self, format: WeightFormat, row: usize, bytes: &[u8]) {
         const B: usize = BLOCK_ELEMENTS;
         match format {
@@ -286,9 +311,18 @@ impl Blocks {
     fn put(&mut self, row: usize, col: usize, codes: &[u8], scale: f32, minimum: f32) {
         let (layout, panel, lane) = (self.layout, row / LANES, row % LANES);
         let base = panel * layout.code_bytes(self.cols);
-        for (i, &code) in codes.iter().enumerate() {
-            let (byte, shift) = code_place(layout, lane, col + i);
-            self.codes[base + byte] |= code << shift;
+        if layout.nibbles {
+            for (j, eight) in codes.as_chunks::<8>().0.iter().enumerate() {
+                let place = base + (col / 8 + j) * 64 + 4 * lane;
+                let [a, b, c, d, e, f, g, h] = *eight;
+                let pairs = [a | e << 4, b | f << 4, c | g << 4, d | h << 4];
+                self.codes[place..place + 4].copy_from_slice(&pairs);
+            }
+        } else {
+            for (j, four) in codes.as_chunks::<4>().0.iter().enumerate() {
+                let place = base + (col / 4 + j) * 64 + 4 * lane;
+                self.codes[place..place + 4].copy_from_slice(four);
+            }
         }
         let per_block = if layout.minimum { 2 * LANES } else { LANES };
         let index = panel * layout.factors(self.cols) + col / layout.block * per_block + lane;

@@ -38,7 +38,7 @@ const AHEAD: usize = 4096;
 
 /// Fewer rows are quicker with vectors: unpacking weights for the tiles would cost more than it
 /// saves.
-pub(crate) const LEAST_ROWS: usize = 4;
+pub(crate) const LEAST_ROWS: usize = 6;
 
 /// True if the machine has 8-bit tile multipliers and the system lets this process use them.
 pub(crate) fn is_available() -> bool {
@@ -49,22 +49,42 @@ pub(crate) fn is_available() -> bool {
     const FEATURES: u32 = 1 << 24 | 1 << 25;
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
-        let has = is_x86_feature_detected!("avx512f")
-            && __cpuid_count(7, 0).edx & FEATURES == FEATURES;
+        let has =
+            is_x86_feature_detected!("avx512f") && __cpuid_count(7, 0).edx & FEATURES == FEATURES;
         // SAFETY: the call takes two numbers and changes nothing but this process's permission to
         // use tiles, which the kernel refuses where it cannot save their state.
         has && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) } == 0
     })
 }
 
-/// The sums of one panel of a block format for several rows.
-pub(crate) struct Tiles<'a> {
-    pub weights: Weights,
+/// The tile configuration of a thread; releases the tiles when dropped, so that a thread without
+/// products has no tiles to save when it is switched.
+#[derive(Default)]
+pub(crate) struct Configuration {
+    /// Rows, and bytes of a row of activations; 0 rows: tiles are not in use.
+    shape: (usize, usize),
+}
+
+impl Drop for Configuration {
+    fn drop(&mut self) {
+        if self.shape.0 > 0 {
+            // SAFETY: tiles are available, for they were configured; none is in use.
+            unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+        }
+    }
+}
+
+/// The sums of `N` panels of a block format, one or two, for several rows. Two share the loading of
+/// activations, and one's products are formed while the other's are scaled.
+pub(crate) struct Tiles<'a, const N: usize> {
+    pub configuration: &'a mut Configuration,
+    /// Panels of one layout and width.
+    pub weights: [Weights; N],
     pub x: View,
     /// First row, and how many: at most as many as `sums` has.
     pub first: usize,
     pub count: usize,
-    pub sums: &'a mut Sums,
+    pub sums: [&'a mut Sums; N],
 }
 
 /// Bytes of a block's unpacked weights: in each, sixteen outputs' codes for 32 inputs, perhaps
@@ -72,10 +92,12 @@ pub(crate) struct Tiles<'a> {
 const UNPACKED: usize = 2 * BLOCK * LANES;
 
 /// Unpacked weights of a stretch.
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Codes([[MaybeUninit<u8>; UNPACKED]; STRETCH]);
 
 /// Integer sums of the rows of one part of a block; with separate planes, one set for each.
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Dots([[[MaybeUninit<i32>; LANES]; TILE_ROWS]; 2]);
 
@@ -105,38 +127,105 @@ impl Cut {
     }
 }
 
-impl Kernel for Tiles<'_> {
+impl<const N: usize> Kernel for Tiles<'_, N> {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let blocks = self.weights.cols / BLOCK;
-        let cut = Cut::of(self.weights.layout, self.x.planes);
-        let mut codes = Codes([[MaybeUninit::uninit(); UNPACKED]; STRETCH]);
-        self.sums[..self.count].fill([0.0; LANES]);
-        let mut shape = 0;
+    unsafe fn run<S: Simd>(mut self) {
+        let [Weights { layout, cols, .. }, ..] = self.weights[..] else { return };
+        let blocks = cols / BLOCK;
+        let cut = Cut::of(layout, self.x.planes);
+        let mut codes = [const { Codes([[MaybeUninit::uninit(); UNPACKED]; STRETCH]) }; N];
+        for sums in &mut self.sums {
+            sums[..self.count].fill([0.0; LANES]);
+        }
         for start in (0..blocks).step_by(STRETCH) {
             let stretch = start..blocks.min(start + STRETCH);
             // SAFETY: the dispatching caller promises tiles and AVX-512; blocks and rows exist.
             unsafe {
-                unpack(self.weights, cut, stretch.clone(), &mut codes);
-                for tile in (0..self.count).step_by(TILE_ROWS) {
-                    let rows = TILE_ROWS.min(self.count - tile);
-                    if shape != rows {
+                for n in 0..N {
+                    unpack(self.weights[n], cut, stretch.clone(), &mut codes[n]);
+                }
+                for first in (0..self.count).step_by(TILE_ROWS) {
+                    let rows = TILE_ROWS.min(self.count - first);
+                    let shape = (rows, cut.depth());
+                    if self.configuration.shape != shape {
                         configure(rows, cut.depth());
-                        shape = rows;
+                        self.configuration.shape = shape;
                     }
-                    let sums = &mut self.sums[tile..tile + rows];
-                    let (weights, x, first) = (self.weights, self.x, self.first + tile);
-                    add(weights, cut, x, first, stretch.clone(), &codes, sums);
+                    self.add(cut, first..first + rows, stretch.clone(), &codes);
                 }
             }
         }
-        // SAFETY: tiles are available; none is in use after this. Released ones need not be saved
-        // when the thread is switched.
-        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
     }
 }
 
-/// Shapes the tiles: 0 and 1 take sums, 2 and 3 activations, 4 weights for `depth` bytes of a row.
+impl<const N: usize> Tiles<'_, N> {
+    /// Adds the products of a stretch of blocks to the sums of some rows, at most a tile's.
+    ///
+    /// # Safety
+    /// Tiles are configured for the rows and the cut; blocks and rows exist.
+    #[inline(always)]
+    unsafe fn add(
+        &mut self,
+        cut: Cut,
+        rows: Range<usize>,
+        blocks: Range<usize>,
+        codes: &[Codes; N],
+    ) {
+        let (x, minimum) = (self.x, self.weights[0].layout.minimum);
+        let (first, row_bytes) = (self.first + rows.start, x.planes * BLOCK);
+        let parts = BLOCK / cut.inputs;
+        let count = blocks.len() * parts;
+        let mut dots = [const { Dots([[[MaybeUninit::uninit(); LANES]; TILE_ROWS]; 2]) }; N];
+        // SAFETY: the caller's promise; a block has `parts` parts.
+        unsafe {
+            let at = |part: usize| (blocks.start + part / parts) * x.capacity + first;
+            let activations = |part: usize| {
+                x.codes.add(at(part) * row_bytes + part % parts * cut.inputs).cast_const()
+            };
+            let code = |n: usize, part: usize| {
+                let within = part % parts * cut.inputs * LANES;
+                codes[n].0[part / parts].as_ptr().add(within).cast::<u8>()
+            };
+            inputs(cut, activations(0), row_bytes);
+            for n in 0..N {
+                form(cut, n, code(n, 0));
+            }
+            for part in 0..count {
+                let index = blocks.start * parts + part;
+                let index = index * if minimum { 2 * LANES } else { LANES };
+                for n in 0..N {
+                    take(cut, n, &mut dots[n]);
+                    // The next part's products are formed while this one's are scaled.
+                    if part + 1 < count {
+                        if n == 0 {
+                            inputs(cut, activations(part + 1), row_bytes);
+                        }
+                        form(cut, n, code(n, part + 1));
+                        if n == 0 {
+                            let next =
+                                x.codes.wrapping_add((at(part + 1) + x.capacity) * row_bytes);
+                            for line in (0..rows.len() * row_bytes).step_by(64) {
+                                Avx512::prefetch(next.wrapping_add(line).cast());
+                            }
+                        }
+                    }
+                    let sums = &mut self.sums[n][rows.clone()];
+                    let (w, scales, totals) =
+                        (self.weights[n], x.scales.add(at(part)), x.totals.add(at(part)));
+                    match (cut.products, minimum) {
+                        (1, false) => scale::<1, false>(w, index, &dots[n], scales, totals, sums),
+                        (1, true) => scale::<1, true>(w, index, &dots[n], scales, totals, sums),
+                        (_, false) => scale::<2, false>(w, index, &dots[n], scales, totals, sums),
+                        (_, true) => scale::<2, true>(w, index, &dots[n], scales, totals, sums),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Shapes the tiles for `depth` bytes of a row: 0 to 3 take sums, two for each panel, 4 and 5 the
+/// panels' weights, 6 and 7 activations, by plane.
 ///
 /// # Safety
 /// Tiles are available.
@@ -151,15 +240,11 @@ unsafe fn configure(rows: usize, depth: usize) {
         rows: [u8; 16],
     }
     let (rows, depth, wide) = (rows as u8, depth as u16, 4 * LANES as u16);
-    let mut config = Config {
-        palette: 1,
-        start_row: 0,
-        reserved: [0; 14],
-        row_bytes: [0; 16],
-        rows: [0; 16],
-    };
-    config.row_bytes[..5].copy_from_slice(&[wide, wide, depth, depth, wide]);
-    config.rows[..5].copy_from_slice(&[rows, rows, rows, rows, depth as u8 / 4]);
+    let mut config =
+        Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+    config.row_bytes[..8].copy_from_slice(&[wide, wide, wide, wide, wide, wide, depth, depth]);
+    let four = depth as u8 / 4;
+    config.rows[..8].copy_from_slice(&[rows, rows, rows, rows, four, four, rows, rows]);
     let config = &raw const config;
     // SAFETY: palette 1 has eight tiles of up to 16 rows of 64 bytes; all shapes are within.
     unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(readonly, nostack, preserves_flags)) };
@@ -204,54 +289,6 @@ unsafe fn unpack(weights: Weights, cut: Cut, blocks: Range<usize>, out: &mut Cod
     }
 }
 
-/// Adds the products of a stretch of blocks to the sums of a tile's rows.
-///
-/// # Safety
-/// Tiles are configured for the rows and the cut; blocks and rows exist.
-#[inline(always)]
-unsafe fn add(
-    weights: Weights,
-    cut: Cut,
-    x: View,
-    first: usize,
-    blocks: Range<usize>,
-    codes: &Codes,
-    sums: &mut [[f32; LANES]],
-) {
-    let minimum = weights.layout.minimum;
-    let parts = BLOCK / cut.inputs;
-    // The products of a part are formed while those of the one before it are scaled.
-    let mut dots = [const { Dots([[[MaybeUninit::uninit(); LANES]; TILE_ROWS]; 2]) }; 2];
-    let count = blocks.len() * parts;
-    // SAFETY: the caller's promise; a block has `parts` parts.
-    unsafe {
-        for part in 0..=count {
-            if part < count {
-                let (block, within) = (part / parts, part % parts * cut.inputs);
-                let at = (blocks.start + block) * x.capacity + first;
-                let activations = x.codes.add(at * x.planes * BLOCK + within).cast_const();
-                let codes = codes.0[block].as_ptr().add(within * LANES).cast();
-                multiply(cut, activations, x.planes, codes, &mut dots[part % 2]);
-                // A row's next block lies as many rows away as there are.
-                let next = activations.wrapping_add(x.capacity * x.planes * BLOCK);
-                for line in (0..sums.len() * x.planes * BLOCK).step_by(64) {
-                    Avx512::prefetch(next.wrapping_add(line).cast());
-                }
-            }
-            let Some(part) = part.checked_sub(1) else { continue };
-            let at = (blocks.start + part / parts) * x.capacity + first;
-            let index = (blocks.start * parts + part) * if minimum { 2 * LANES } else { LANES };
-            let (dots, scales) = (&dots[part % 2], x.scales.add(at));
-            match (cut.products, minimum) {
-                (1, false) => scale::<1, false>(weights, index, dots, scales, scales, sums),
-                (1, true) => scale::<1, true>(weights, index, dots, scales, x.totals.add(at), sums),
-                (_, false) => scale::<2, false>(weights, index, dots, scales, scales, sums),
-                (_, true) => scale::<2, true>(weights, index, dots, scales, x.totals.add(at), sums),
-            }
-        }
-    }
-}
-
 /// Scales the integer sums of one part of a block, in `P` sets, and adds them to the rows' sums.
 ///
 /// # Safety
@@ -288,69 +325,111 @@ unsafe fn scale<const P: usize, const MINIMUM: bool>(
     }
 }
 
-/// Multiplies the activations of one part of a block by its weights, with the given instruction.
-macro_rules! products {
-    ($dot:literal, $products:expr, $x:expr, $row:expr, $codes:expr, $dots:expr) => {
-        if $products == 1 {
-            asm!(
-                "tileloadd tmm4, [{codes} + {vector}]",
-                "tileloadd tmm2, [{x} + {row}]",
-                "tilezero tmm0",
-                concat!($dot, " tmm0, tmm2, tmm4"),
-                "tilestored [{dots} + {vector}], tmm0",
-                codes = in(reg) $codes,
-                x = in(reg) $x,
-                dots = in(reg) $dots,
-                vector = in(reg) 4 * LANES,
-                row = in(reg) $row,
-                out("tmm0") _, out("tmm2") _, out("tmm4") _,
-                options(nostack, preserves_flags)
-            )
-        } else {
-            asm!(
-                "tileloadd tmm4, [{codes} + {vector}]",
-                "tileloadd tmm2, [{x} + {row}]",
-                "tileloadd tmm3, [{x} + {row} + {plane}]",
-                "tilezero tmm0",
-                concat!($dot, " tmm0, tmm2, tmm4"),
-                "tilezero tmm1",
-                concat!($dot, " tmm1, tmm3, tmm4"),
-                "tilestored [{dots} + {vector}], tmm0",
-                "tilestored [{dots} + {vector} + {set}], tmm1",
-                codes = in(reg) $codes,
-                x = in(reg) $x,
-                dots = in(reg) $dots,
-                vector = in(reg) 4 * LANES,
-                row = in(reg) $row,
-                plane = const BLOCK,
-                set = const 4 * LANES * TILE_ROWS,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
-                options(nostack, preserves_flags)
-            )
-        }
+/// Assembly for one panel's tiles. Nothing here is compiled with the feature that would let the
+/// compiler use tiles itself, so they keep their contents from one block of assembly to the next.
+macro_rules! panel_tiles {
+    // Loads weights and multiplies the activations by them.
+    (form $dot:literal, $weights:tt, $sum:tt, $codes:expr) => {
+        asm!(
+            concat!("tileloadd ", $weights, ", [{codes} + {vector}]"),
+            concat!("tilezero ", $sum),
+            concat!($dot, " ", $sum, ", tmm6, ", $weights),
+            codes = in(reg) $codes,
+            vector = in(reg) 4 * LANES,
+            out($weights) _, out($sum) _,
+            options(readonly, nostack, preserves_flags)
+        )
+    };
+    // The same for the second plane, weights loaded.
+    (form_low $dot:literal, $weights:tt, $sum:tt) => {
+        asm!(
+            concat!("tilezero ", $sum),
+            concat!($dot, " ", $sum, ", tmm7, ", $weights),
+            out($sum) _,
+            options(nomem, nostack, preserves_flags)
+        )
+    };
+    // Stores sums.
+    (take $sum:literal, $out:expr) => {
+        asm!(
+            concat!("tilestored [{out} + {vector}], ", $sum),
+            out = in(reg) $out,
+            vector = in(reg) 4 * LANES,
+            options(nostack, preserves_flags)
+        )
     };
 }
 
-/// Forms the integer sums of one part of a block.
+/// Loads the activations of one part of a block, rows `row_bytes` apart.
 ///
 /// # Safety
-/// Tiles are configured; the pointers reach as far as the configured shapes.
+/// Tiles are configured, and the rows exist.
 #[inline(always)]
-unsafe fn multiply(
-    cut: Cut,
-    activations: *const i8,
-    planes: usize,
-    codes: *const u8,
-    dots: &mut Dots,
-) {
-    let (row, dots) = (planes * BLOCK, dots.0.as_mut_ptr());
-    // SAFETY: the caller's promise. Rows of activations are all planes of a block apart, those of
-    // weights and sums a vector; `dots` has sixteen rows for each product.
+unsafe fn inputs(cut: Cut, activations: *const i8, row_bytes: usize) {
+    // SAFETY: the caller's promise.
     unsafe {
-        if cut.signed {
-            products!("tdpbssd", cut.products, activations, row, codes, dots);
-        } else {
-            products!("tdpbsud", cut.products, activations, row, codes, dots);
+        asm!(
+            "tileloadd tmm6, [{x} + {row}]",
+            x = in(reg) activations,
+            row = in(reg) row_bytes,
+            out("tmm6") _,
+            options(readonly, nostack, preserves_flags)
+        );
+        if cut.products == 2 {
+            asm!(
+                "tileloadd tmm7, [{x} + {row}]",
+                x = in(reg) activations.add(BLOCK),
+                row = in(reg) row_bytes,
+                out("tmm7") _,
+                options(readonly, nostack, preserves_flags)
+            );
+        }
+    }
+}
+
+/// Multiplies the loaded activations by the weights of panel `n`.
+///
+/// # Safety
+/// Tiles are configured, activations loaded; the codes reach as far as the configured shape.
+#[inline(always)]
+unsafe fn form(cut: Cut, n: usize, codes: *const u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (cut.signed, n) {
+            (true, 0) => panel_tiles!(form "tdpbssd", "tmm4", "tmm0", codes),
+            (true, _) => panel_tiles!(form "tdpbssd", "tmm5", "tmm2", codes),
+            (false, 0) => panel_tiles!(form "tdpbsud", "tmm4", "tmm0", codes),
+            (false, _) => panel_tiles!(form "tdpbsud", "tmm5", "tmm2", codes),
+        }
+        if cut.products == 2 {
+            match (cut.signed, n) {
+                (true, 0) => panel_tiles!(form_low "tdpbssd", "tmm4", "tmm1"),
+                (true, _) => panel_tiles!(form_low "tdpbssd", "tmm5", "tmm3"),
+                (false, 0) => panel_tiles!(form_low "tdpbsud", "tmm4", "tmm1"),
+                (false, _) => panel_tiles!(form_low "tdpbsud", "tmm5", "tmm3"),
+            }
+        }
+    }
+}
+
+/// Stores the sums of panel `n`.
+///
+/// # Safety
+/// Tiles are configured, for at most sixteen rows.
+#[inline(always)]
+unsafe fn take(cut: Cut, n: usize, dots: &mut Dots) {
+    let [high, low] = dots.0.each_mut().map(|set| set.as_mut_ptr());
+    // SAFETY: the caller's promise; each set has sixteen rows.
+    unsafe {
+        match n {
+            0 => panel_tiles!(take "tmm0", high),
+            _ => panel_tiles!(take "tmm2", high),
+        }
+        if cut.products == 2 {
+            match n {
+                0 => panel_tiles!(take "tmm1", low),
+                _ => panel_tiles!(take "tmm3", low),
+            }
         }
     }
 }

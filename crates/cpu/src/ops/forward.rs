@@ -28,7 +28,7 @@ impl Ops for CpuOps {
     }
 
     fn load_matrix(&mut self, source: &MatrixSource<'_>) -> Result<Matrix, OpError> {
-        let matrix = Matrix::pack(source)?;
+        let matrix = Matrix::pack(source, self.team.threads())?;
         if matrix.is_blocks() {
             self.reserve_quantized(matrix.cols)?;
         }

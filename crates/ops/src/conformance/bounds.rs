@@ -15,14 +15,16 @@ const ELEMENT_UNITS: f64 = 32.0;
 /// Relative error of a polynomial exponential.
 const EXP_RELATIVE: f64 = 4e-6;
 
-/// Elements that share a scale or a minimum in the block formats; kernels factor them out of sums.
+/// Elements that share a scale or a minimum in the block formats, which kernels factor out of sums,
+/// and a step in rounded activations.
 const WEIGHT_BLOCK: usize = 32;
 
 /// What a backend promises: its arithmetic, and what it supports.
 #[derive(Clone, Debug)]
 pub struct Tolerances {
-    /// Elements of a block of activations that is rounded to 8 bits before a product, if any.
-    pub int8_block: Option<usize>,
+    /// Steps from zero to the largest of 32 activations, if these are rounded to whole steps before
+    /// a product.
+    pub activation_steps: Option<f64>,
     /// Weight formats that must load.
     pub weights: Vec<WeightFormat>,
     /// KV dtypes that must work.
@@ -36,7 +38,7 @@ impl Tolerances {
     #[must_use]
     pub fn f32() -> Self {
         Tolerances {
-            int8_block: None,
+            activation_steps: None,
             weights: WeightFormat::ALL.to_vec(),
             kv_dtypes: KvDtype::ALL.to_vec(),
             head_dims: vec![32, 64, 128, 256],
@@ -46,32 +48,35 @@ impl Tolerances {
     /// Inputs of products are rounded to 8 bits with one scale for 32 elements, the rest is f32.
     #[must_use]
     pub fn int8_activations() -> Self {
-        Tolerances { int8_block: Some(32), ..Self::f32() }
+        Tolerances { activation_steps: Some(127.0), ..Self::f32() }
+    }
+
+    /// Inputs of products are rounded to 12 bits with one scale for 32 elements, the rest is f32.
+    #[must_use]
+    pub fn int12_activations() -> Self {
+        Tolerances { activation_steps: Some(2032.0), ..Self::f32() }
     }
 
     /// The same backend on inputs that 8 bits hold exactly.
     pub(crate) fn exact_inputs(&self) -> Self {
-        Tolerances { int8_block: None, ..self.clone() }
+        Tolerances { activation_steps: None, ..self.clone() }
     }
 
     /// Bound of `|x · w - exact|`.
     ///
-    /// Rounding of the sum, with the factors of each weight block taken out of it, plus, for 8-bit
-    /// activations, half a step for every element: `step / 2 · Σ |w|` with `step = max |x| / 127`.
-    /// Where a format has a minimum, `w - min` may be what meets the rounded activation.
+    /// Rounding of the sum, with the factors of each weight block taken out of it, plus, for
+    /// rounded activations, half a step for every element: `step / 2 · Σ |w|` with
+    /// `step = max |x| / steps`. Where a format has a minimum, `w - min` may be what meets the rounded activation.
     pub(crate) fn product(&self, x: &[f64], w: &[f64]) -> f64 {
         let mut bound = 0.0;
         for (x, w) in x.chunks(WEIGHT_BLOCK).zip(w.chunks(WEIGHT_BLOCK)) {
             bound += SUM_UNITS * U * largest(w) * x.iter().map(|x| x.abs()).sum::<f64>();
         }
-        let Some(block) = self.int8_block else { return bound };
-        for (x, w) in x.chunks(block).zip(w.chunks(block)) {
-            let half_step = 0.501 * largest(x) / 127.0;
-            for w in w.chunks(WEIGHT_BLOCK) {
-                let min = w.iter().copied().fold(f64::INFINITY, f64::min);
-                let met = w.iter().map(|w| w.abs().max(w - min)).sum::<f64>();
-                bound += half_step * met;
-            }
+        let Some(steps) = self.activation_steps else { return bound };
+        for (x, w) in x.chunks(WEIGHT_BLOCK).zip(w.chunks(WEIGHT_BLOCK)) {
+            let half_step = 0.501 * largest(x) / steps;
+            let min = w.iter().copied().fold(f64::INFINITY, f64::min);
+            bound += half_step * w.iter().map(|w| w.abs().max(w - min)).sum::<f64>();
         }
         bound
     }

@@ -22,6 +22,7 @@
 //! The noise of a token does not depend on which tokens were kept, so two draws with the same key
 //! agree whenever their distributions are close: the coupling that speculation rests on.
 
+mod exp;
 mod noise;
 mod sampler;
 mod spec;

@@ -5,6 +5,7 @@
 //! those below the `k`-th largest, those too unlikely to reach into the nucleus (with the whole
 //! vocabulary as the fallback), and those that would lose even with the largest possible noise.
 
+use super::exp::{exp, sum_of_exp};
 use super::noise::{gumbel_of_word, token_words};
 use super::spec::descending;
 use super::{SampleInput, SamplingError};
@@ -47,7 +48,7 @@ impl Sampler {
             Draw::Sample => self.winner(logits, raw_max, input)?,
         };
         let max = f64::from(raw_max);
-        let log_sum = max + logits.iter().map(|&l| (f64::from(l) - max).exp()).sum::<f64>().ln();
+        let log_sum = max + sum_of_exp(logits.iter().map(|&l| f64::from(l)), max).ln();
         let logprob = |logit: f64| (logit - log_sum) as f32;
 
         let start = output.top.len();
@@ -136,9 +137,9 @@ impl Sampler {
         if nucleus {
             let total: f64 = if limited {
                 self.kept.sort_unstable_by_key(|&(token, _)| token);
-                self.kept.iter().map(|&(_, z)| (z - max).exp()).sum()
+                sum_of_exp(self.kept.iter().map(|&(_, z)| z), max)
             } else {
-                self.shaped.iter().map(|&z| (z - max).exp()).sum()
+                sum_of_exp(self.shaped.iter().copied(), max)
             };
             let goal = top_p * total;
             if !limited {
@@ -155,7 +156,7 @@ impl Sampler {
             if !limited && !nucleus {
                 self.keep_from(max + min_p.ln() - CUT_SLACK);
             }
-            self.kept.retain(|&(_, z)| (z - max).exp() >= min_p);
+            self.kept.retain(|&(_, z)| exp(z - max) >= min_p);
         }
         limited || nucleus || floored
     }
@@ -213,7 +214,7 @@ fn keep_nucleus(kept: &mut Vec<(TokenId, f64)>, max: f64, goal: f64) -> bool {
         }
         kept[sorted..end].sort_unstable_by(descending);
         for i in sorted..end {
-            reached += (kept[i].1 - max).exp();
+            reached += exp(kept[i].1 - max);
             if reached >= goal {
                 kept.truncate(i + 1);
                 return true;

@@ -1,5 +1,6 @@
 //! The specification of a draw: short, naive, and the oracle of every faster one.
 
+use super::exp::exp;
 use super::{SampleInput, SamplingError, gumbel};
 use laneway_execution::{Draw, SampledToken, StepOutput, TokenId};
 use std::cmp::Ordering;
@@ -24,7 +25,7 @@ pub fn draw(
         Draw::Sample => winner(raw.clone(), input)?,
     };
     let max = raw.iter().map(|&(_, l)| l).fold(f64::NEG_INFINITY, f64::max);
-    let log_sum = max + raw.iter().map(|&(_, l)| (l - max).exp()).sum::<f64>().ln();
+    let log_sum = max + raw.iter().map(|&(_, l)| exp(l - max)).sum::<f64>().ln();
     let logprob = |token: TokenId| (raw[token as usize].1 - log_sum) as f32;
 
     let start = output.top.len();
@@ -79,13 +80,13 @@ fn winner(
         let mut reached = 0.0;
         let prefix = tokens.iter().take_while(|&&(_, z)| {
             let wanted = reached < goal;
-            reached += (z - max).exp();
+            reached += exp(z - max);
             wanted
         });
         let length = prefix.count().max(1);
         tokens.truncate(length);
     }
-    tokens.retain(|&(_, z)| (z - max).exp() >= f64::from(params.min_p));
+    tokens.retain(|&(_, z)| exp(z - max) >= f64::from(params.min_p));
 
     let noisy = |&(token, z): &(TokenId, f64)| (token, z + gumbel(key.seed, key.position, token));
     let mut noisy: Vec<_> = tokens.iter().map(noisy).collect();
@@ -97,5 +98,5 @@ fn winner(
 fn total_weight(tokens: &[(TokenId, f64)], max: f64) -> f64 {
     let mut in_order = tokens.to_vec();
     in_order.sort_by_key(|&(token, _)| token);
-    in_order.iter().map(|&(_, z)| (z - max).exp()).sum()
+    in_order.iter().map(|&(_, z)| exp(z - max)).sum()
 }
