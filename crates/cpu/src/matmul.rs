@@ -27,7 +27,7 @@ unsafe impl Send for Input {}
 
 /// Most rows of one [`Panel`]: their 8-bit forms stay in the first-level cache while all of a
 /// thread's panels pass over them.
-pub(crate) const ROW_TILE: usize = 64;
+pub(crate) const ROW_TILE: usize = 128;
 
 /// The sums of one panel for up to [`ROW_TILE`] rows.
 pub(crate) type Sums = [[f32; LANES]; ROW_TILE];

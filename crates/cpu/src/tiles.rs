@@ -173,25 +173,25 @@ impl<const N: usize> Tiles<'_, N> {
     ) {
         let (x, minimum) = (self.x, self.weights[0].layout.minimum);
         let (first, row_bytes) = (self.first + rows.start, x.planes * BLOCK);
-        let parts = BLOCK / cut.inputs;
-        let count = blocks.len() * parts;
+        // A block is one part or two; a shift finds a part's block where a division would be slow.
+        let halved = u32::from(cut.inputs < BLOCK);
+        let count = blocks.len() << halved;
         let mut dots = [const { Dots([[[MaybeUninit::uninit(); LANES]; TILE_ROWS]; 2]) }; N];
-        // SAFETY: the caller's promise; a block has `parts` parts.
+        // SAFETY: the caller's promise; the stretch has `count` parts.
         unsafe {
-            let at = |part: usize| (blocks.start + part / parts) * x.capacity + first;
-            let activations = |part: usize| {
-                x.codes.add(at(part) * row_bytes + part % parts * cut.inputs).cast_const()
-            };
+            let within = |part: usize| (part & halved as usize) * cut.inputs;
+            let at = |part: usize| (blocks.start + (part >> halved)) * x.capacity + first;
+            let activations =
+                |part: usize| x.codes.add(at(part) * row_bytes + within(part)).cast_const();
             let code = |n: usize, part: usize| {
-                let within = part % parts * cut.inputs * LANES;
-                codes[n].0[part / parts].as_ptr().add(within).cast::<u8>()
+                codes[n].0[part >> halved].as_ptr().add(within(part) * LANES).cast::<u8>()
             };
             inputs(cut, activations(0), row_bytes);
             for n in 0..N {
                 form(cut, n, code(n, 0));
             }
             for part in 0..count {
-                let index = blocks.start * parts + part;
+                let index = (blocks.start << halved) + part;
                 let index = index * if minimum { 2 * LANES } else { LANES };
                 for n in 0..N {
                     take(cut, n, &mut dots[n]);
@@ -209,14 +209,18 @@ impl<const N: usize> Tiles<'_, N> {
                             }
                         }
                     }
+                    let factors = Factors {
+                        weights: self.weights[n],
+                        index,
+                        scales: x.scales.add(at(part)),
+                        totals: x.totals.add(at(part)),
+                    };
                     let sums = &mut self.sums[n][rows.clone()];
-                    let (w, scales, totals) =
-                        (self.weights[n], x.scales.add(at(part)), x.totals.add(at(part)));
                     match (cut.products, minimum) {
-                        (1, false) => scale::<1, false>(w, index, &dots[n], scales, totals, sums),
-                        (1, true) => scale::<1, true>(w, index, &dots[n], scales, totals, sums),
-                        (_, false) => scale::<2, false>(w, index, &dots[n], scales, totals, sums),
-                        (_, true) => scale::<2, true>(w, index, &dots[n], scales, totals, sums),
+                        (1, false) => scale::<1, false>(factors, &dots[n], sums),
+                        (1, true) => scale::<1, true>(factors, &dots[n], sums),
+                        (_, false) => scale::<2, false>(factors, &dots[n], sums),
+                        (_, true) => scale::<2, true>(factors, &dots[n], sums),
                     }
                 }
             }
@@ -289,22 +293,49 @@ unsafe fn unpack(weights: Weights, cut: Cut, blocks: Range<usize>, out: &mut Cod
     }
 }
 
+/// What the integer sums of one part of a block are multiplied by.
+#[derive(Clone, Copy)]
+struct Factors {
+    weights: Weights,
+    /// The part's first factor in the panel.
+    index: usize,
+    /// Scale and total of each row.
+    scales: *const f32,
+    totals: *const f32,
+}
+
 /// Scales the integer sums of one part of a block, in `P` sets, and adds them to the rows' sums.
 ///
 /// # Safety
-/// AVX-512 is available; the rows' integer sums are there, their scales and totals, and the
-/// panel's factors from `index`.
+/// AVX-512 is available; the rows' integer sums and all factors are there.
 #[inline(always)]
 unsafe fn scale<const P: usize, const MINIMUM: bool>(
-    weights: Weights,
-    index: usize,
+    factors: Factors,
     dots: &Dots,
-    scales: *const f32,
-    totals: *const f32,
+    sums: &mut [[f32; LANES]],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // The length is worth knowing: a whole tile's loop is unrolled.
+        match <&mut [[f32; LANES]; TILE_ROWS]>::try_from(&mut *sums) {
+            Ok(all) => scale_rows::<P, MINIMUM>(factors, dots, all),
+            Err(_) => scale_rows::<P, MINIMUM>(factors, dots, sums),
+        }
+    }
+}
+
+/// [`scale`] for a number of rows that the compiler may know.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn scale_rows<const P: usize, const MINIMUM: bool>(
+    Factors { weights, index, scales, totals }: Factors,
+    dots: &Dots,
     sums: &mut [[f32; LANES]],
 ) {
     type S = Avx512;
-    let [dots, low] = dots.0.each_ref().map(|plane| plane.as_ptr());
+    let [dots, low] = dots.0.each_ref().map(|set| set.as_ptr());
     // SAFETY: the caller's promise.
     unsafe {
         let factors = factor::<S>(weights, index);
