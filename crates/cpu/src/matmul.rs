@@ -294,30 +294,53 @@ unsafe fn planes<S: Simd, const R: usize, const P: usize>(
     x: View,
     first: usize,
 ) -> [S::F; R] {
-    let BlockLayout { nibbles, minimum, offset, wide, .. } = weights.layout;
+    let BlockLayout { bits, minimum, wide, .. } = weights.layout;
     // SAFETY: the caller's promise; the constants are those of the layout.
     unsafe {
-        match (nibbles, minimum, wide, offset) {
-            (true, true, false, _) => int::<S, R, P, true, true, HALF, 0, 32>(weights, x, first),
-            (true, true, true, _) => int::<S, R, P, true, true, SINGLE, 0, 32>(weights, x, first),
-            (true, false, ..) => int::<S, R, P, true, false, HALF, 3, 32>(weights, x, first),
-            (false, true, false, _) => int::<S, R, P, false, true, HALF, 0, 32>(weights, x, first),
-            (false, true, true, _) => int::<S, R, P, false, true, SINGLE, 0, 32>(weights, x, first),
-            (false, false, true, _) => {
-                int::<S, R, P, false, false, SINGLE, 5, 16>(weights, x, first)
-            }
-            (false, false, false, 16) => {
-                int::<S, R, P, false, false, HALF, 4, 32>(weights, x, first)
-            }
-            (false, false, false, _) => {
-                int::<S, R, P, false, false, HALF, 7, 32>(weights, x, first)
-            }
+        match (bits, minimum, wide) {
+            (4, true, false) => int::<S, R, P, 4, true, HALF, 32>(weights, x, first),
+            (4, true, true) => int::<S, R, P, 4, true, SINGLE, 32>(weights, x, first),
+            (4, false, _) => int::<S, R, P, 4, false, HALF, 32>(weights, x, first),
+            (5, true, false) => int::<S, R, P, 5, true, HALF, 32>(weights, x, first),
+            (5, true, true) => int::<S, R, P, 5, true, SINGLE, 32>(weights, x, first),
+            (5, false, _) => int::<S, R, P, 5, false, HALF, 32>(weights, x, first),
+            (6, ..) => int::<S, R, P, 6, false, SINGLE, 16>(weights, x, first),
+            _ => int::<S, R, P, 8, false, HALF, 32>(weights, x, first),
         }
     }
 }
 
-/// The product of a panel in one format: nibbles or bytes, with or without minimum, factors in
-/// encoding `E`, codes offset by `2^OFFSET` (0: not at all), `SCALED` inputs a scale.
+/// The codes of inputs `4 · four..4 · four + 4` as the planes of activations meet them; with one
+/// plane, twice the codes themselves.
+///
+/// # Safety
+/// `S` is available; the codes, of `BITS` bits, reach as far.
+#[inline(always)]
+pub(crate) unsafe fn split<S: Simd, const P: usize, const BITS: u32>(
+    codes: *const u8,
+    four: usize,
+) -> [S::C; 2] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if BITS > 4 {
+            let codes = S::codes(codes.add(four * 64));
+            return match P {
+                1 => [codes, codes],
+                _ => [S::enlarged(codes, 8 - BITS), S::reduced(codes, BITS - PLANE_BITS)],
+            };
+        }
+        let pair = S::codes(codes.add(four / 2 * 64));
+        match (four % 2, P) {
+            (0, 1) => [S::low(pair), S::low(pair)],
+            (0, _) => [S::low16(pair), S::low(pair)],
+            (_, 1) => [S::high(pair), S::high(pair)],
+            _ => [S::high16(pair), S::high(pair)],
+        }
+    }
+}
+
+/// The product of a panel in one format: codes of `BITS` bits, with a minimum or else an offset of
+/// half their range, factors in encoding `E`, `SCALED` inputs a scale.
 ///
 /// # Safety
 /// As [`planes`], and the constants are those of the layout.
@@ -326,10 +349,9 @@ unsafe fn int<
     S: Simd,
     const R: usize,
     const P: usize,
-    const NIBBLES: bool,
+    const BITS: u32,
     const MINIMUM: bool,
     const E: u8,
-    const OFFSET: u32,
     const SCALED: usize,
 >(
     weights: Weights,
@@ -337,7 +359,9 @@ unsafe fn int<
     first: usize,
 ) -> [S::F; R] {
     let per_scale = if MINIMUM { 2 * LANES } else { LANES };
-    let block_bytes = if NIBBLES { BLOCK * LANES / 2 } else { BLOCK * LANES };
+    let block_bytes = if BITS == 4 { BLOCK * LANES / 2 } else { BLOCK * LANES };
+    // With two planes, sums are in units of this.
+    let unit = if P == 2 { 1 << (BITS - PLANE_BITS) } else { 1 };
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [S::splat(0.0); R];
@@ -356,49 +380,30 @@ unsafe fn int<
             }
             for part in 0..BLOCK / SCALED {
                 let mut dots = [S::int_splat(0); R];
-                let mut low = [S::int_splat(0); R];
                 for step in 0..SCALED / 4 {
                     let four = part * (SCALED / 4) + step;
-                    let at = |r: usize| xc.add(r * P * BLOCK + four * 4).cast::<i32>();
-                    if !NIBBLES {
-                        let w = S::codes(codes.add(four * 64));
-                        for r in 0..R {
-                            dots[r] = S::dot(dots[r], w, at(r).read_unaligned());
-                            if P == 2 {
-                                let x4 = at(r).byte_add(BLOCK).read_unaligned();
-                                low[r] = S::dot(low[r], w, x4);
-                            }
-                        }
-                        continue;
-                    }
-                    let pair = S::codes(codes.add(four / 2 * 64));
-                    let w = if four.is_multiple_of(2) { S::low(pair) } else { S::high(pair) };
-                    if P == 1 {
-                        for r in 0..R {
-                            dots[r] = S::dot(dots[r], w, at(r).read_unaligned());
-                        }
-                        continue;
-                    }
-                    let w16 = if four.is_multiple_of(2) { S::low16(pair) } else { S::high16(pair) };
+                    let [w, w_low] = split::<S, P, BITS>(codes, four);
                     for r in 0..R {
-                        dots[r] = S::dot(dots[r], w16, at(r).read_unaligned());
-                        dots[r] = S::dot(dots[r], w, at(r).byte_add(BLOCK).read_unaligned());
+                        let x4 = xc.add(r * P * BLOCK + four * 4).cast::<i32>();
+                        dots[r] = S::dot(dots[r], w, x4.read_unaligned());
+                        if P == 2 {
+                            let x4 = x4.byte_add(BLOCK).read_unaligned();
+                            dots[r] = S::dot(dots[r], w_low, x4);
+                        }
                     }
                 }
                 let index = (block * (BLOCK / SCALED) + part) * per_scale;
-                let scale = load::<S, E>(weights.factors, index);
+                let scale = S::mul(load::<S, E>(weights.factors, index), S::splat(unit as f32));
                 for r in 0..R {
                     let mut dot = dots[r];
-                    if P == 2 && !NIBBLES {
-                        dot = S::int_add(S::shift_left::<PLANE_BITS>(dot), low[r]);
-                    }
-                    if OFFSET > 0 {
+                    if !MINIMUM {
                         // The offset of the codes is taken out again: exact in integers.
                         let minus_sum = match SCALED {
                             BLOCK => *minus_sums.add(2 * r) + *minus_sums.add(2 * r + 1),
                             _ => *minus_sums.add(2 * r + part),
                         };
-                        dot = S::int_add(dot, S::shift_left::<OFFSET>(S::int_splat(minus_sum)));
+                        let offset = (1 << (BITS - 1)) / unit;
+                        dot = S::int_add(dot, S::int_splat(minus_sum * offset));
                     }
                     let step = S::mul(scale, S::splat(*scales.add(r)));
                     sums[r] = S::fma(S::int_to_f(dot), step, sums[r]);
@@ -436,7 +441,7 @@ unsafe fn exact<S: Simd, const R: usize, const E: u8>(
             let scale = load::<S, E>(factors, index);
             let minimum =
                 if layout.minimum { load::<S, E>(factors, index + LANES) } else { S::splat(0.0) };
-            let w = if layout.nibbles {
+            let w = if layout.bits == 4 {
                 let pair = S::codes(codes.add(four / 2 * 64));
                 if four.is_multiple_of(2) { S::low(pair) } else { S::high(pair) }
             } else {

@@ -22,11 +22,11 @@ use laneway_ops::MatrixSource;
 /// How codes and factors of a block format are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockLayout {
-    /// Four bits a code instead of eight.
-    pub nibbles: bool,
+    /// Bits of a code: 4, two of which share a byte, or 5, 6 or 8.
+    pub bits: u32,
     /// Inputs that share a scale: 32 or 16.
     pub block: usize,
-    /// Added to every code.
+    /// Added to every code: half the range, where there is no minimum.
     pub offset: i32,
     /// There is a minimum beside the scale.
     pub minimum: bool,
@@ -37,23 +37,24 @@ pub(crate) struct BlockLayout {
 impl BlockLayout {
     /// The layout of a format, `None` for plain floating-point weights.
     pub const fn of(format: WeightFormat) -> Option<Self> {
-        let (nibbles, block, offset, minimum, wide) = match format {
+        let (bits, block, minimum, wide) = match format {
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => return None,
-            WeightFormat::Q4_0 => (true, 32, 8, false, false),
-            WeightFormat::Q4_1 => (true, 32, 0, true, false),
-            WeightFormat::Q5_0 => (false, 32, 16, false, false),
-            WeightFormat::Q5_1 => (false, 32, 0, true, false),
-            WeightFormat::Q8_0 => (false, 32, 128, false, false),
-            WeightFormat::Q4K => (true, 32, 0, true, true),
-            WeightFormat::Q5K => (false, 32, 0, true, true),
-            WeightFormat::Q6K => (false, 16, 32, false, true),
+            WeightFormat::Q4_0 => (4, 32, false, false),
+            WeightFormat::Q4_1 => (4, 32, true, false),
+            WeightFormat::Q5_0 => (5, 32, false, false),
+            WeightFormat::Q5_1 => (5, 32, true, false),
+            WeightFormat::Q8_0 => (8, 32, false, false),
+            WeightFormat::Q4K => (4, 32, true, true),
+            WeightFormat::Q5K => (5, 32, true, true),
+            WeightFormat::Q6K => (6, 16, false, true),
         };
-        Some(BlockLayout { nibbles, block, offset, minimum, wide })
+        let offset = if minimum { 0 } else { 1 << (bits - 1) };
+        Some(BlockLayout { bits, block, offset, minimum, wide })
     }
 
     /// Bytes of one panel's codes for `cols` inputs.
     pub const fn code_bytes(self, cols: usize) -> usize {
-        if self.nibbles { cols * LANES / 2 } else { cols * LANES }
+        if self.bits == 4 { cols * LANES / 2 } else { cols * LANES }
     }
 
     /// Factors (scales and minima) of one panel for `cols` inputs.
@@ -190,7 +191,8 @@ impl Matrix {
                 let per_block = if layout.minimum { 2 * LANES } else { LANES };
                 for (c, out) in out.iter_mut().enumerate() {
                     let (byte, shift) = code_place(*layout, lane, c);
-                    let code = if layout.nibbles { codes[byte] >> shift & 15 } else { codes[byte] };
+                    let code =
+                        if layout.bits == 4 { codes[byte] >> shift & 15 } else { codes[byte] };
                     let index = first + c / layout.block * per_block;
                     let factor = |i: usize| {
                         if layout.wide { wide[i] } else { f16::from_bits(narrow[i]).to_f32() }
@@ -210,7 +212,7 @@ const fn at(row: usize, col: usize, cols: usize) -> usize {
 
 /// Byte within the panel, and shift within the byte, of a code.
 const fn code_place(layout: BlockLayout, lane: usize, col: usize) -> (usize, u32) {
-    if layout.nibbles {
+    if layout.bits == 4 {
         (col / 8 * 64 + 4 * lane + col % 4, if col % 8 < 4 { 0 } else { 4 })
     } else {
         (col / 4 * 64 + 4 * lane + col % 4, 0)
@@ -311,7 +313,7 @@ impl Blocks<'_> {
     fn put(&mut self, row: usize, col: usize, codes: &[u8], scale: f32, minimum: f32) {
         let (layout, panel, lane) = (self.layout, row / LANES, row % LANES);
         let base = panel * layout.code_bytes(self.cols);
-        if layout.nibbles {
+        if layout.bits == 4 {
             for (j, eight) in codes.as_chunks::<8>().0.iter().enumerate() {
                 let place = base + (col / 8 + j) * 64 + 4 * lane;
                 let [a, b, c, d, e, f, g, h] = *eight;

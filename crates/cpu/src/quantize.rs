@@ -3,8 +3,12 @@
 //! Kernels multiply bytes. With one plane an element is a byte, 127 steps to the block's largest
 //! magnitude. With two it is `16 · high + low`, 2,032 steps: twice the multiplications, which a
 //! decode step hides behind the reading of weights, for an error far below that of the weights'
-//! own format. The factor is 16 because sixteen times a four-bit code is a byte still, so that
-//! both planes of such a format add up to one sum.
+//! own format.
+//!
+//! Both planes add up to one integer sum. Weights are codes of `b` bits, 4 to 8; the high plane
+//! meets `2^(8-b) · code`, which is a byte still, and the low plane `code / 2^(b-4)`, rounded: the
+//! sum is that of `16 · high + low` in units of `2^(b-4)`. The rounding, of codes of more than four
+//! bits against a plane of four, is below that of the activations to steps.
 
 use crate::OpError;
 use crate::buffer::Buffer;
@@ -133,9 +137,9 @@ pub(crate) unsafe fn quantize_row<S: Simd>(x: *const f32, width: usize, row: usi
                     S::store_bytes(codes, value);
                 } else {
                     let half = S::int_splat(1 << (PLANE_BITS - 1));
-                    let high = S::shift_right::<PLANE_BITS>(S::int_add(value, half));
+                    let high = S::shift_right(S::int_add(value, half), PLANE_BITS);
                     S::store_bytes(codes, high);
-                    let low = S::int_sub(value, S::shift_left::<PLANE_BITS>(high));
+                    let low = S::int_sub(value, S::shift_left(high, PLANE_BITS));
                     S::store_bytes(codes.add(BLOCK), low);
                 }
                 let sum = S::int_sum(value);

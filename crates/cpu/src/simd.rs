@@ -53,8 +53,8 @@ pub(crate) trait Simd {
     unsafe fn int_splat(v: i32) -> Self::I;
     unsafe fn int_to_f(v: Self::I) -> Self::F;
     unsafe fn int_add(a: Self::I, b: Self::I) -> Self::I;
-    /// `v * 2^N`.
-    unsafe fn shift_left<const N: u32>(v: Self::I) -> Self::I;
+    /// `v * 2^n`.
+    unsafe fn shift_left(v: Self::I, n: u32) -> Self::I;
     unsafe fn codes(p: *const u8) -> Self::C;
     /// Low nibble of every code.
     unsafe fn low(c: Self::C) -> Self::C;
@@ -64,6 +64,10 @@ pub(crate) trait Simd {
     unsafe fn low16(c: Self::C) -> Self::C;
     /// Sixteen times the high nibble of every code.
     unsafe fn high16(c: Self::C) -> Self::C;
+    /// `2^n` times every code, which fits a byte.
+    unsafe fn enlarged(c: Self::C, n: u32) -> Self::C;
+    /// Every code divided by `2^n`, rounded; one that would overflow before is rounded down.
+    unsafe fn reduced(c: Self::C, n: u32) -> Self::C;
     /// Adds to each lane the dot product of its four codes and the four signed bytes of `x`.
     unsafe fn dot(acc: Self::I, codes: Self::C, x: i32) -> Self::I;
     /// Code `i` (0..4) of every lane.
@@ -74,8 +78,8 @@ pub(crate) trait Simd {
     /// The nearest whole numbers, for lanes that are one already and fit.
     unsafe fn f_to_int(v: Self::F) -> Self::I;
     unsafe fn int_sub(a: Self::I, b: Self::I) -> Self::I;
-    /// `v / 2^N`, rounded down.
-    unsafe fn shift_right<const N: u32>(v: Self::I) -> Self::I;
+    /// `v / 2^n`, rounded down.
+    unsafe fn shift_right(v: Self::I, n: u32) -> Self::I;
     /// Stores the low byte of every lane: sixteen bytes.
     unsafe fn store_bytes(p: *mut i8, v: Self::I);
     /// Sum of all lanes.

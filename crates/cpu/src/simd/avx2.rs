@@ -126,11 +126,10 @@ impl Simd for Avx2 {
         unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
     }
     #[inline(always)]
-    unsafe fn shift_left<const N: u32>(v: Self::I) -> Self::I {
-        let count = N as i32;
+    unsafe fn shift_left(v: Self::I, n: u32) -> Self::I {
         // SAFETY: see above.
         unsafe {
-            let count = _mm_cvtsi32_si128(count);
+            let count = _mm_cvtsi32_si128(n as i32);
             [_mm256_sll_epi32(v[0], count), _mm256_sll_epi32(v[1], count)]
         }
     }
@@ -145,10 +144,10 @@ impl Simd for Avx2 {
         unsafe { [_mm256_sub_epi32(a[0], b[0]), _mm256_sub_epi32(a[1], b[1])] }
     }
     #[inline(always)]
-    unsafe fn shift_right<const N: u32>(v: Self::I) -> Self::I {
+    unsafe fn shift_right(v: Self::I, n: u32) -> Self::I {
         // SAFETY: see above.
         unsafe {
-            let count = _mm_cvtsi32_si128(N as i32);
+            let count = _mm_cvtsi32_si128(n as i32);
             [_mm256_sra_epi32(v[0], count), _mm256_sra_epi32(v[1], count)]
         }
     }
@@ -237,6 +236,27 @@ impl Simd for Avx2 {
         unsafe {
             let mask = _mm256_set1_epi8(!NIBBLE);
             [_mm256_and_si256(c[0], mask), _mm256_and_si256(c[1], mask)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn enlarged(c: Self::C, n: u32) -> Self::C {
+        // SAFETY: see above. No bit of a code leaves its byte.
+        unsafe {
+            let count = _mm_cvtsi32_si128(n as i32);
+            [_mm256_sll_epi16(c[0], count), _mm256_sll_epi16(c[1], count)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn reduced(c: Self::C, n: u32) -> Self::C {
+        // SAFETY: see above.
+        unsafe {
+            let half = _mm256_set1_epi8((1 << n >> 1) as i8);
+            let mask = _mm256_set1_epi8((255 >> n) as u8 as i8);
+            let count = _mm_cvtsi32_si128(n as i32);
+            [
+                _mm256_and_si256(_mm256_srl_epi16(_mm256_adds_epu8(c[0], half), count), mask),
+                _mm256_and_si256(_mm256_srl_epi16(_mm256_adds_epu8(c[1], half), count), mask),
+            ]
         }
     }
     #[inline(always)]

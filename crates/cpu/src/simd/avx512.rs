@@ -104,9 +104,9 @@ impl Simd for Avx512 {
         unsafe { _mm512_add_epi32(a, b) }
     }
     #[inline(always)]
-    unsafe fn shift_left<const N: u32>(v: Self::I) -> Self::I {
+    unsafe fn shift_left(v: Self::I, n: u32) -> Self::I {
         // SAFETY: see above.
-        unsafe { _mm512_slli_epi32::<N>(v) }
+        unsafe { _mm512_sll_epi32(v, _mm_cvtsi32_si128(n as i32)) }
     }
     #[inline(always)]
     unsafe fn f_to_int(v: Self::F) -> Self::I {
@@ -119,9 +119,9 @@ impl Simd for Avx512 {
         unsafe { _mm512_sub_epi32(a, b) }
     }
     #[inline(always)]
-    unsafe fn shift_right<const N: u32>(v: Self::I) -> Self::I {
+    unsafe fn shift_right(v: Self::I, n: u32) -> Self::I {
         // SAFETY: see above.
-        unsafe { _mm512_srai_epi32::<N>(v) }
+        unsafe { _mm512_sra_epi32(v, _mm_cvtsi32_si128(n as i32)) }
     }
     #[inline(always)]
     unsafe fn store_bytes(p: *mut i8, v: Self::I) {
@@ -175,6 +175,20 @@ impl Simd for Avx512 {
     unsafe fn high16(c: Self::C) -> Self::C {
         // SAFETY: see above.
         unsafe { _mm512_and_si512(c, _mm512_set1_epi8(-16)) }
+    }
+    #[inline(always)]
+    unsafe fn enlarged(c: Self::C, n: u32) -> Self::C {
+        // SAFETY: see above. No bit of a code leaves its byte.
+        unsafe { _mm512_sll_epi16(c, _mm_cvtsi32_si128(n as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn reduced(c: Self::C, n: u32) -> Self::C {
+        // SAFETY: see above.
+        unsafe {
+            let sum = _mm512_adds_epu8(c, _mm512_set1_epi8((1 << n >> 1) as i8));
+            let quotients = _mm512_srl_epi16(sum, _mm_cvtsi32_si128(n as i32));
+            _mm512_and_si512(quotients, _mm512_set1_epi8((255 >> n) as u8 as i8))
+        }
     }
     #[inline(always)]
     unsafe fn dot(acc: Self::I, codes: Self::C, x: i32) -> Self::I {

@@ -94,8 +94,8 @@ impl Simd for Portable {
         each(|i| a[i] + b[i])
     }
     #[inline(always)]
-    unsafe fn shift_left<const N: u32>(v: Self::I) -> Self::I {
-        each(|i| v[i] << N)
+    unsafe fn shift_left(v: Self::I, n: u32) -> Self::I {
+        each(|i| v[i] << n)
     }
     #[inline(always)]
     unsafe fn f_to_int(v: Self::F) -> Self::I {
@@ -106,8 +106,8 @@ impl Simd for Portable {
         each(|i| a[i] - b[i])
     }
     #[inline(always)]
-    unsafe fn shift_right<const N: u32>(v: Self::I) -> Self::I {
-        each(|i| v[i] >> N)
+    unsafe fn shift_right(v: Self::I, n: u32) -> Self::I {
+        each(|i| v[i] >> n)
     }
     #[inline(always)]
     unsafe fn store_bytes(p: *mut i8, v: Self::I) {
@@ -155,6 +155,14 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn high16(c: Self::C) -> Self::C {
         std::array::from_fn(|i| c[i] & 0xf0)
+    }
+    #[inline(always)]
+    unsafe fn enlarged(c: Self::C, n: u32) -> Self::C {
+        std::array::from_fn(|i| c[i] << n)
+    }
+    #[inline(always)]
+    unsafe fn reduced(c: Self::C, n: u32) -> Self::C {
+        std::array::from_fn(|i| c[i].saturating_add(1 << n >> 1) >> n)
     }
     #[inline(always)]
     unsafe fn dot(acc: Self::I, codes: Self::C, x: i32) -> Self::I {

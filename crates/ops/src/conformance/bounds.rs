@@ -25,6 +25,8 @@ pub struct Tolerances {
     /// Steps from zero to the largest of 32 activations, if these are rounded to whole steps before
     /// a product.
     pub activation_steps: Option<f64>,
+    /// Low bits of such a step count that meet no more than as many leading bits of a weight.
+    pub low_bits: Option<u32>,
     /// Weight formats that must load.
     pub weights: Vec<WeightFormat>,
     /// KV dtypes that must work.
@@ -39,6 +41,7 @@ impl Tolerances {
     pub fn f32() -> Self {
         Tolerances {
             activation_steps: None,
+            low_bits: None,
             weights: WeightFormat::ALL.to_vec(),
             kv_dtypes: KvDtype::ALL.to_vec(),
             head_dims: vec![32, 64, 128, 256],
@@ -51,15 +54,16 @@ impl Tolerances {
         Tolerances { activation_steps: Some(127.0), ..Self::f32() }
     }
 
-    /// Inputs of products are rounded to 12 bits with one scale for 32 elements, the rest is f32.
+    /// Inputs of products are rounded to 12 bits with one scale for 32 elements; their low four
+    /// bits meet the leading four bits of a weight. The rest is f32.
     #[must_use]
     pub fn int12_activations() -> Self {
-        Tolerances { activation_steps: Some(2032.0), ..Self::f32() }
+        Tolerances { activation_steps: Some(2032.0), low_bits: Some(4), ..Self::f32() }
     }
 
     /// The same backend on inputs that 8 bits hold exactly.
     pub(crate) fn exact_inputs(&self) -> Self {
-        Tolerances { activation_steps: None, ..self.clone() }
+        Tolerances { activation_steps: None, low_bits: None, ..self.clone() }
     }
 
     /// Bound of `|x · w - exact|`.
@@ -77,6 +81,12 @@ impl Tolerances {
             let half_step = 0.501 * largest(x) / steps;
             let min = w.iter().copied().fold(f64::INFINITY, f64::min);
             bound += half_step * w.iter().map(|w| w.abs().max(w - min)).sum::<f64>();
+            if let Some(bits) = self.low_bits {
+                // Half of the low bits' range, and what of a byte the leading bits leave, at most.
+                let half_range = f64::from(1 << bits >> 1);
+                let rest = f64::from((1 << (8 - bits)) - 1) / 255.0 * 2.0 * largest(w);
+                bound += 2.0 * half_step * half_range * rest * w.len() as f64;
+            }
         }
         bound
     }
