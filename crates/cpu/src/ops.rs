@@ -17,6 +17,9 @@ use laneway_ops::{OpError, RopeSpec, Workspace};
 /// Sampled rows whose logits are held at once.
 const LOGIT_ROWS: usize = 8;
 
+/// Elements that one thread is done with before the team would have started.
+const ELEMENTS_OF_A_REGION: usize = 1 << 14;
+
 /// Precision of activations in products with block formats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
@@ -180,7 +183,8 @@ impl CpuOps {
         input.quantized = Some(view);
         let (isa, width, rows) = (self.isa, x.width, x.rows);
         let from = Shared(x.data.as_ptr().cast_mut());
-        let members = if rows < 4 { 1 } else { self.team.threads() };
+        // Some four times the work of other kernels.
+        let members = self.members_for(4 * rows * width);
         self.members(members, &|member| {
             let rows = share(rows, member, members);
             // SAFETY: rows are disjoint; the view has room for all rows of a step (checked at
@@ -199,13 +203,19 @@ impl CpuOps {
         }
     }
 
+    /// Members that an op on so many elements is worth.
+    fn members_for(&self, elements: usize) -> usize {
+        if elements < ELEMENTS_OF_A_REGION { 1 } else { self.team.threads() }
+    }
+
     /// Runs `kernel(rows)` over the rows of a step, spread over the team when there are many.
     fn over_rows<K: Kernel>(
         &mut self,
         rows: usize,
+        width: usize,
         kernel: impl Fn(std::ops::Range<usize>) -> K + Sync,
     ) {
-        let members = if rows < 4 { 1 } else { self.team.threads() };
+        let members = self.members_for(rows * width);
         let isa = self.isa;
         self.members(members, &|member| {
             // SAFETY: the instruction set is available; each kernel's own conditions are met by

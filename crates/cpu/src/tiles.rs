@@ -27,9 +27,9 @@ use std::sync::OnceLock;
 /// Rows of one tile.
 const TILE_ROWS: usize = 16;
 
-/// Blocks whose weights are unpacked at a time: 8 KiB, which the first-level cache holds beside
-/// the activations.
-const STRETCH: usize = 8;
+/// Most blocks whose weights are unpacked at a time: 16 KiB for each panel, which the first-level
+/// cache holds.
+const STRETCH: usize = 16;
 
 /// How far ahead packed weights are asked for: about a stretch, for with few rows their reading is
 /// what takes the time.
@@ -109,8 +109,10 @@ impl<const N: usize> Kernel for Tiles<'_, N> {
         for sums in &mut self.sums {
             sums[..self.count].fill([0.0; LANES]);
         }
-        for start in (0..blocks).step_by(STRETCH) {
-            let stretch = start..blocks.min(start + STRETCH);
+        // The activations of many rows want room in the cache, too.
+        let step = if self.count <= TILE_ROWS { STRETCH } else { STRETCH / 2 };
+        for start in (0..blocks).step_by(step) {
+            let stretch = start..blocks.min(start + step);
             // SAFETY: the dispatching caller promises tiles and AVX-512; blocks and rows exist.
             unsafe {
                 for n in 0..N {
@@ -302,10 +304,13 @@ struct Factors {
 unsafe fn scale<const MINIMUM: bool>(factors: Factors, dots: &Dots, sums: &mut [[f32; LANES]]) {
     // SAFETY: the caller's promise.
     unsafe {
-        // The length is worth knowing: a whole tile's loop is unrolled.
-        match <&mut [[f32; LANES]; TILE_ROWS]>::try_from(&mut *sums) {
-            Ok(all) => scale_rows::<MINIMUM>(factors, dots, all),
-            Err(_) => scale_rows::<MINIMUM>(factors, dots, sums),
+        // The length is worth knowing: usual ones' loops are unrolled.
+        if let Ok(all) = <&mut [[f32; LANES]; TILE_ROWS]>::try_from(&mut *sums) {
+            scale_rows::<MINIMUM>(factors, dots, all);
+        } else if let Ok(half) = <&mut [[f32; LANES]; TILE_ROWS / 2]>::try_from(&mut *sums) {
+            scale_rows::<MINIMUM>(factors, dots, half);
+        } else {
+            scale_rows::<MINIMUM>(factors, dots, sums);
         }
     }
 }

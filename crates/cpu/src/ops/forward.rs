@@ -94,7 +94,7 @@ impl Ops for CpuOps {
         out.rows = rows;
         let tokens = std::mem::take(&mut self.batch.tokens);
         let target = shared(out);
-        let members = if rows < 4 { 1 } else { self.team.threads() };
+        let members = self.members_for(rows * width);
         self.members(members, &|member| {
             for row in share(rows, member, members) {
                 // SAFETY: the row exists and is this member's alone.
@@ -122,7 +122,7 @@ impl Ops for CpuOps {
         out.rows = x.rows;
         let (from, to, weight) = (Shared(x.data.as_ptr().cast_mut()), shared(out), &weight[..]);
         let per_row = x.width / group;
-        self.over_rows(x.rows, |rows| Norm {
+        self.over_rows(x.rows, x.width, |rows| Norm {
             x: from.get(),
             out: to.get(),
             weight: weight.as_ptr(),
@@ -218,7 +218,7 @@ impl Ops for CpuOps {
         let table = std::mem::take(&mut self.angles.table);
         let (rows, width, pairs) = (x.rows, x.width, inverse_frequencies.len());
         let target = shared(x);
-        self.over_rows(rows, |rows| Rotate {
+        self.over_rows(rows, width, |rows| Rotate {
             x: target.get(),
             width,
             rows,
@@ -385,9 +385,10 @@ impl CpuOps {
         v: &Activations,
     ) {
         let places = std::mem::take(&mut self.places);
+        let width = k.width;
         let (keys, values) = (Shared(pages.keys.as_mut_ptr()), Shared(pages.values.as_mut_ptr()));
         let (k, v) = (Shared(k.data.as_ptr().cast_mut()), Shared(v.data.as_ptr().cast_mut()));
-        self.over_rows(places.len(), |rows| Append {
+        self.over_rows(places.len(), width, |rows| Append {
             spec,
             layer,
             keys: keys.get(),
