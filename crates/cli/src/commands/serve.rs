@@ -43,6 +43,8 @@ pub fn run(settings: &Settings) -> Result<()> {
     let engine = start_engine(loaded, context.step, Admission::new(pool, server));
     let served = served_model(&opened, engine)?;
     let config = server_config(server, opened.names());
+    // The weights are packed: the file need not stay in memory.
+    drop(opened);
     runtime()?.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         eprintln!("ready: http://{address} (loaded in {seconds:.2} s)");

@@ -5,6 +5,7 @@
 mod fetch;
 mod inspect;
 mod ladder;
+mod memory;
 mod refusals;
 mod run;
 mod support;

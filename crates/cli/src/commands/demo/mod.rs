@@ -75,6 +75,8 @@ pub fn run(settings: &Settings) -> Result<()> {
     };
     let served = served_model(&opened, start_engine(loaded, settings.step, admission))?;
     let config = ServerConfig { model_ids: opened.names(), ..ServerConfig::default() };
+    // The weights are packed: the file need not stay in memory.
+    drop(opened);
     runtime()?.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
