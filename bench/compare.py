@@ -70,7 +70,7 @@ def laneway(binary, model, threads, new):
     yield command, cells, others
 
 
-def llama_bench(folder, model, threads, tests, new):
+def llama_bench(folder, model, threads, tests):
     command = [f"{folder}/llama-bench", "-m", model, "-t", str(threads), "-r", "1", "-o", "json", *tests]
     _, out, others = run(command)
     cells = {}
@@ -94,17 +94,17 @@ def batched(folder, model, threads, options):
 
 def llama(folder, model, threads, new):
     # Its flash attention is the faster one for prompts, its plain attention for generation.
-    yield llama_bench(folder, model, threads, ["-p", "512,2048", "-n", "0", "-fa", "on"], new)
+    yield llama_bench(folder, model, threads, ["-p", "512,2048", "-n", "0", "-fa", "on"])
     depths = ["-p", "0", "-n", str(new), "-d", "0,2048,4096", "-fa", "off"]
-    yield llama_bench(folder, model, threads, depths, new)
+    yield llama_bench(folder, model, threads, depths)
     yield batched(folder, model, threads, ["-fa", "off"])
 
 
 def ik(folder, model, threads, new):
     # -rtr repacks weights at load, its fastest mode for most formats.
     depths = ["-n", str(new), "-gp", f"2048,{new}", "-gp", f"4096,{new}"]
-    for repack in (["-rtr", "1"], []):
-        yield llama_bench(folder, model, threads, ["-p", "512,2048", *depths, "-fa", "1", *repack], new)
+    options = ["-p", "512,2048", *depths, "-fa", "1", "-rtr", "1"]
+    yield llama_bench(folder, model, threads, options)
     yield batched(folder, model, threads, ["-fa", "on", "-rtr"])
 
 

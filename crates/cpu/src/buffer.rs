@@ -65,6 +65,7 @@ impl<T: Plain> Buffer<T> {
         let skipped = map.as_ptr().align_offset(HUGE_PAGE).min(HUGE_PAGE);
         // SAFETY: no more than a huge page is skipped, which the mapping has beyond the array.
         let start = unsafe { map.byte_add(skipped) };
+        #[cfg(target_os = "linux")]
         advise_huge(start.cast(), bytes);
         let source = Source::Mapping { start: map, bytes: mapped };
         Ok(Buffer { start: start.cast(), length, source })
@@ -77,6 +78,7 @@ const CACHE_LINE: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Asks for huge pages, which make streaming through weights up to a third faster.
+#[cfg(target_os = "linux")]
 fn advise_huge(start: NonNull<u8>, bytes: usize) {
     let whole = bytes / HUGE_PAGE * HUGE_PAGE;
     // SAFETY: the range is owned by the caller and was just mapped; the advice changes how it is

@@ -21,6 +21,7 @@ impl Isa {
 
     /// True if this machine can run it.
     #[must_use]
+    #[cfg(target_arch = "x86_64")]
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,
@@ -39,6 +40,13 @@ impl Isa {
             }
             Isa::Amx => Isa::Avx512.is_available() && crate::tiles::is_available(),
         }
+    }
+
+    /// True if this machine can run it.
+    #[must_use]
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn is_available(self) -> bool {
+        self == Isa::Portable
     }
 
     /// The strongest level that this machine can run.
@@ -72,6 +80,7 @@ pub(crate) trait Kernel {
 ///
 /// # Safety
 /// `isa` must be available ([`Isa::is_available`]), and the kernel's own conditions must hold.
+#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
     use crate::simd::{Avx2, Avx512, Portable};
 
@@ -93,4 +102,14 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
             Isa::Avx512 | Isa::Amx => avx512(kernel),
         }
     }
+}
+
+/// Runs `kernel` on `isa`, of which there is one here.
+///
+/// # Safety
+/// The kernel's own conditions must hold.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn dispatch<K: Kernel>(_: Isa, kernel: K) {
+    // SAFETY: the portable path is available everywhere; the rest is the caller's promise.
+    unsafe { kernel.run::<crate::simd::Portable>() }
 }

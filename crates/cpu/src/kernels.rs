@@ -6,11 +6,11 @@ use crate::matmul::{Input, Panel, ROW_TILE, Sums};
 use crate::packed::Matrix;
 use crate::quantize::{View, quantize_row};
 use crate::simd::{LANES, Simd};
-use crate::team::share;
 use crate::tiles::Configuration;
 use laneway_execution::{PAGE_TOKENS, PageId};
 use laneway_ops::{KvSpec, RopeStyle};
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Rounds rows to eight bits.
 pub(crate) struct Quantize {
@@ -80,47 +80,100 @@ pub(crate) struct Target<'a> {
     pub accumulate: bool,
 }
 
-/// A thread's share of the panels of several products of one input.
+/// Rows up to which no room is made for a whole tile of them: clearing it would take as long as a
+/// small product.
+const FEW_ROWS: usize = 16;
+
+/// Pairs of panels that a thread takes at a time: an eighth of its even share. Threads are not
+/// equally fast on a machine that does other things, too.
+fn pairs_of_a_turn(pairs: usize, members: usize) -> usize {
+    pairs.div_ceil(8 * members).max(1)
+}
+
+/// Several products of one input; threads take turns at their panels.
 pub(crate) struct Linear<'a> {
     pub isa: Isa,
     pub targets: &'a [Target<'a>],
     pub input: Input,
     pub rows: usize,
-    pub member: usize,
     pub members: usize,
+    /// The next turn that nobody has taken.
+    pub next: &'a AtomicUsize,
 }
 
 impl Linear<'_> {
-    /// Computes them.
+    /// Computes what no other thread has taken.
     ///
     /// # Safety
-    /// The instruction set is available; the input and every output have the rows; no other thread
-    /// has the same `member`.
+    /// The instruction set is available; the input and every output have the rows.
     pub unsafe fn run(&self) {
-        let mut sums = [[[0.0; LANES]; ROW_TILE]; 2];
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.rows {
+                ..=FEW_ROWS => self.turns::<FEW_ROWS>(),
+                _ => self.turns::<ROW_TILE>(),
+            }
+        }
+    }
+
+    /// Takes turns, `T` rows at a time.
+    ///
+    /// # Safety
+    /// As [`Linear::run`].
+    unsafe fn turns<const T: usize>(&self) {
+        let mut sums = [[[0.0; LANES]; T]; 2];
         let mut tiles = Configuration::default();
-        for first in (0..self.rows).step_by(ROW_TILE) {
-            let count = (self.rows - first).min(ROW_TILE);
-            for target in self.targets {
-                let (matrix, input) = (target.matrix, self.input);
-                let panels = share(matrix.rows.div_ceil(LANES), self.member, self.members);
-                for pair in panels.clone().step_by(2) {
-                    let [a, b] = &mut sums;
-                    let a = Panel { matrix, panel: pair, input, first, count, sums: a };
-                    let b = Panel { matrix, panel: pair + 1, input, first, count, sums: b };
-                    let both = pair + 1 < panels.end;
-                    // SAFETY: panels and rows exist; each panel's columns are this thread's alone.
-                    unsafe {
-                        if both {
-                            a.compute_both(b, self.isa, &mut tiles);
-                        } else {
-                            a.compute(self.isa, &mut tiles);
-                        }
-                        for (panel, sums) in sums.iter().take(1 + usize::from(both)).enumerate() {
-                            target.put(pair + panel, first, &sums[..count]);
-                        }
-                    }
+        loop {
+            let mut turn = self.next.fetch_add(1, Ordering::Relaxed);
+            let found = self.targets.iter().find_map(|target| {
+                let pairs = target.matrix.rows.div_ceil(2 * LANES);
+                let length = pairs_of_a_turn(pairs, self.members);
+                let first = turn * length;
+                if first < pairs {
+                    return Some((target, first..pairs.min(first + length)));
                 }
+                turn -= pairs.div_ceil(length);
+                None
+            });
+            let Some((target, pairs)) = found else { return };
+            for first in (0..self.rows).step_by(T) {
+                let count = (self.rows - first).min(T);
+                let [a, b] = sums.each_mut();
+                for pair in pairs.clone() {
+                    // SAFETY: panels and rows exist; the turn's columns are this thread's alone.
+                    unsafe { self.pair(target, pair, first, count, [a, b], &mut tiles) };
+                }
+            }
+        }
+    }
+
+    /// Computes a pair of panels, or the last one, for some rows.
+    ///
+    /// # Safety
+    /// As [`Linear::run`]; pair and rows exist, and nobody else writes their outputs.
+    unsafe fn pair(
+        &self,
+        target: &Target<'_>,
+        pair: usize,
+        first: usize,
+        count: usize,
+        [low, high]: [&mut Sums; 2],
+        tiles: &mut Configuration,
+    ) {
+        let (matrix, input, panel) = (target.matrix, self.input, 2 * pair);
+        let both = (panel + 1) * LANES < matrix.rows;
+        let a = Panel { matrix, panel, input, first, count, sums: low };
+        let b = Panel { matrix, panel: panel + 1, input, first, count, sums: high };
+        // SAFETY: the caller's promise.
+        unsafe {
+            if both {
+                a.compute_both(b, self.isa, tiles);
+            } else {
+                a.compute(self.isa, tiles);
+            }
+            target.put(panel, first, &low[..count]);
+            if both {
+                target.put(panel + 1, first, &high[..count]);
             }
         }
     }
@@ -155,7 +208,7 @@ fn put(out: &mut [f32], sums: &[f32; LANES], bias: Option<&[f32]>, accumulate: b
     }
 }
 
-/// A thread's share of `silu(gate) · up`.
+/// `silu(gate) · up`; threads take turns at its panels.
 pub(crate) struct Swiglu<'a> {
     pub isa: Isa,
     pub gate: &'a Matrix,
@@ -163,37 +216,75 @@ pub(crate) struct Swiglu<'a> {
     pub out: *mut f32,
     pub input: Input,
     pub rows: usize,
-    pub member: usize,
     pub members: usize,
+    /// The next turn that nobody has taken.
+    pub next: &'a AtomicUsize,
 }
 
 impl Swiglu<'_> {
-    /// Computes it.
+    /// Computes what no other thread has taken.
     ///
     /// # Safety
     /// As [`Linear::run`].
     pub unsafe fn run(&self) {
-        let width = self.gate.rows;
-        let (mut gates, mut ups) = ([[0.0; LANES]; ROW_TILE], [[0.0; LANES]; ROW_TILE]);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.rows {
+                ..=FEW_ROWS => self.turns::<FEW_ROWS>(),
+                _ => self.turns::<ROW_TILE>(),
+            }
+        }
+    }
+
+    /// Takes turns, `T` rows at a time.
+    ///
+    /// # Safety
+    /// As [`Linear::run`].
+    unsafe fn turns<const T: usize>(&self) {
+        let panels = self.gate.rows.div_ceil(LANES);
+        let length = pairs_of_a_turn(panels, self.members);
+        let (mut gates, mut ups) = ([[0.0; LANES]; T], [[0.0; LANES]; T]);
         let mut tiles = Configuration::default();
-        for first in (0..self.rows).step_by(ROW_TILE) {
-            let count = (self.rows - first).min(ROW_TILE);
-            for panel in share(width.div_ceil(LANES), self.member, self.members) {
-                let input = self.input;
-                let lane = panel * LANES;
-                let valid = (width - lane).min(LANES);
-                // SAFETY: panel and rows exist; each panel's columns are this thread's alone.
-                unsafe {
-                    let gate =
-                        Panel { matrix: self.gate, panel, input, first, count, sums: &mut gates };
-                    let up = Panel { matrix: self.up, panel, input, first, count, sums: &mut ups };
-                    gate.compute_both(up, self.isa, &mut tiles);
-                    dispatch(self.isa, SiluProduct { gates: &mut gates[..count], ups: &ups });
-                    for (row, sums) in gates[..count].iter().enumerate() {
-                        let out = self.out.add((first + row) * width + lane);
-                        put(std::slice::from_raw_parts_mut(out, valid), sums, None, false);
-                    }
+        loop {
+            let start = self.next.fetch_add(1, Ordering::Relaxed) * length;
+            if start >= panels {
+                return;
+            }
+            for first in (0..self.rows).step_by(T) {
+                let count = (self.rows - first).min(T);
+                for panel in start..panels.min(start + length) {
+                    let (gates, ups) = (&mut gates, &mut ups);
+                    // SAFETY: panel and rows exist; the turn's columns are this thread's alone.
+                    unsafe { self.panel(panel, first, count, gates, ups, &mut tiles) };
                 }
+            }
+        }
+    }
+
+    /// Computes one panel for some rows.
+    ///
+    /// # Safety
+    /// As [`Linear::run`]; panel and rows exist, and nobody else writes their outputs.
+    unsafe fn panel(
+        &self,
+        panel: usize,
+        first: usize,
+        count: usize,
+        gates: &mut Sums,
+        ups: &mut Sums,
+        tiles: &mut Configuration,
+    ) {
+        let (input, width, lane) = (self.input, self.gate.rows, panel * LANES);
+        let valid = (width - lane).min(LANES);
+        let gate = Panel { matrix: self.gate, panel, input, first, count, sums: gates };
+        let up = Panel { matrix: self.up, panel, input, first, count, sums: ups };
+        // SAFETY: the caller's promise.
+        unsafe {
+            gate.compute_both(up, self.isa, tiles);
+            dispatch(self.isa, SiluProduct { gates: &mut gates[..count], ups });
+            for (row, sums) in gates[..count].iter().enumerate() {
+                let out = self.out.add((first + row) * width + lane);
+                put(std::slice::from_raw_parts_mut(out, valid), sums, None, false);
             }
         }
     }

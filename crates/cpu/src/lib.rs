@@ -19,6 +19,7 @@ mod packed;
 mod quantize;
 mod simd;
 mod team;
+#[cfg_attr(not(target_arch = "x86_64"), path = "tiles/none.rs")]
 mod tiles;
 
 pub use isa::Isa;

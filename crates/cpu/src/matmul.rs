@@ -8,7 +8,7 @@ use crate::isa::{Isa, Kernel, dispatch};
 use crate::packed::{BlockLayout, Matrix, Storage};
 use crate::quantize::{BLOCK, PLANE_BITS, View};
 use crate::simd::{LANES, Simd};
-use crate::tiles::{self, Configuration, Tiles};
+use crate::tiles::{self, Configuration};
 
 /// The input of a product.
 #[derive(Clone, Copy)]
@@ -29,8 +29,8 @@ unsafe impl Send for Input {}
 /// thread's panels pass over them.
 pub(crate) const ROW_TILE: usize = 128;
 
-/// The sums of one panel for up to [`ROW_TILE`] rows.
-pub(crate) type Sums = [[f32; LANES]; ROW_TILE];
+/// The sums of one panel, for each row.
+pub(crate) type Sums = [[f32; LANES]];
 
 /// Computes the sums of a panel; every user calls this one kernel, so that its many forms are
 /// compiled once for each instruction set.
@@ -68,16 +68,11 @@ impl Panel<'_> {
     /// # Safety
     /// The instruction set is available; the panel lies in the matrix; the input has the rows, as
     /// wide as the matrix has inputs.
-    pub unsafe fn compute(self, isa: Isa, configuration: &mut Configuration) {
+    pub unsafe fn compute(mut self, isa: Isa, configuration: &mut Configuration) {
         // SAFETY: the caller's promise.
         unsafe {
-            match self.tiled(isa) {
-                Some((weights, x)) => {
-                    let Panel { first, count, sums, .. } = self;
-                    let (weights, sums) = ([weights], [sums]);
-                    dispatch(isa, Tiles { configuration, weights, x, first, count, sums });
-                }
-                None => dispatch(isa, self),
+            if !tiles::compute([&mut self], isa, configuration) {
+                dispatch(isa, self);
             }
         }
     }
@@ -86,28 +81,19 @@ impl Panel<'_> {
     ///
     /// # Safety
     /// As [`Panel::compute`], for both.
-    pub unsafe fn compute_both(self, other: Self, isa: Isa, configuration: &mut Configuration) {
+    pub unsafe fn compute_both(
+        mut self,
+        mut other: Self,
+        isa: Isa,
+        configuration: &mut Configuration,
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
-            match (self.tiled(isa), other.tiled(isa)) {
-                (Some((a, x)), Some((b, _))) if (a.layout, a.cols) == (b.layout, b.cols) => {
-                    let Panel { first, count, .. } = self;
-                    let (weights, sums) = ([a, b], [self.sums, other.sums]);
-                    dispatch(isa, Tiles { configuration, weights, x, first, count, sums });
-                }
-                _ => {
-                    self.compute(isa, configuration);
-                    other.compute(isa, configuration);
-                }
+            if !tiles::compute([&mut self, &mut other], isa, configuration) {
+                self.compute(isa, configuration);
+                other.compute(isa, configuration);
             }
         }
-    }
-
-    /// What tiles need, if these are there and worth it.
-    fn tiled(&self, isa: Isa) -> Option<(Weights, View)> {
-        let x =
-            self.input.quantized.filter(|_| isa == Isa::Amx && self.count >= tiles::LEAST_ROWS)?;
-        Some((Weights::of(self.matrix, self.panel)?, x))
     }
 
     /// Computes `R` rows after the first `done`; returns `R`.
@@ -171,8 +157,8 @@ unsafe fn rows<S: Simd, const R: usize>(
 const PREFETCH_BYTES: usize = 2048;
 
 /// Encodings of plain weights and of factors.
-const SINGLE: u8 = 0;
-const HALF: u8 = 1;
+pub(crate) const SINGLE: u8 = 0;
+pub(crate) const HALF: u8 = 1;
 const BRAIN: u8 = 2;
 
 /// Element vectors `index..index + 16` of an array in encoding `E`.
@@ -180,7 +166,7 @@ const BRAIN: u8 = 2;
 /// # Safety
 /// `S` is available, and the array has these elements.
 #[inline(always)]
-unsafe fn load<S: Simd, const E: u8>(array: *const u8, index: usize) -> S::F {
+pub(crate) unsafe fn load<S: Simd, const E: u8>(array: *const u8, index: usize) -> S::F {
     // SAFETY: the caller's promise.
     unsafe {
         match E {
@@ -250,7 +236,7 @@ pub(crate) struct Weights {
 
 impl Weights {
     /// Panel `panel` of a matrix, `None` for plain weights.
-    fn of(matrix: &Matrix, panel: usize) -> Option<Self> {
+    pub fn of(matrix: &Matrix, panel: usize) -> Option<Self> {
         let Storage::Blocks { layout, codes, narrow, wide } = &matrix.storage else { return None };
         let (layout, cols) = (*layout, matrix.cols);
         let first_factor = panel * layout.factors(cols);
@@ -264,22 +250,6 @@ impl Weights {
                 narrow[first_factor..].as_ptr().cast()
             },
         })
-    }
-}
-
-/// Sixteen factors of a panel, from the one at `index`.
-///
-/// # Safety
-/// `S` is available, and the panel has these factors.
-#[inline(always)]
-pub(crate) unsafe fn factor<S: Simd>(weights: Weights, index: usize) -> S::F {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if weights.layout.wide {
-            load::<S, SINGLE>(weights.factors, index)
-        } else {
-            load::<S, HALF>(weights.factors, index)
-        }
     }
 }
 

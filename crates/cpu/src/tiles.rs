@@ -10,8 +10,8 @@
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
 
-use crate::isa::Kernel;
-use crate::matmul::{Sums, Weights, factor, split};
+use crate::isa::{Isa, Kernel, dispatch};
+use crate::matmul::{HALF, Panel, SINGLE, Sums, Weights, load, split};
 use crate::packed::BlockLayout;
 use crate::quantize::{BLOCK, PLANE_BITS, View};
 use crate::simd::{Avx512, LANES, Simd};
@@ -37,23 +37,35 @@ const AHEAD: usize = 4096;
 
 /// Fewer rows are quicker with vectors: unpacking weights for the tiles would cost more than it
 /// saves.
-pub(crate) const LEAST_ROWS: usize = 6;
+const LEAST_ROWS: usize = 6;
 
 /// True if the machine has 8-bit tile multipliers and the system lets this process use them.
 pub(crate) fn is_available() -> bool {
-    /// `ARCH_REQ_XCOMP_PERM` and `XFEATURE_XTILEDATA` of Linux's `arch/x86/include/uapi/asm`.
-    const REQUEST: libc::c_long = 0x1023;
-    const TILE_DATA: libc::c_long = 18;
     /// `CPUID.7.0:EDX`: AMX-TILE and AMX-INT8.
     const FEATURES: u32 = 1 << 24 | 1 << 25;
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
         let has =
             is_x86_feature_detected!("avx512f") && __cpuid_count(7, 0).edx & FEATURES == FEATURES;
-        // SAFETY: the call takes two numbers and changes nothing but this process's permission to
-        // use tiles, which the kernel refuses where it cannot save their state.
-        has && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) } == 0
+        has && is_permitted()
     })
+}
+
+/// Asks the system to let this process use tiles.
+#[cfg(target_os = "linux")]
+fn is_permitted() -> bool {
+    /// `ARCH_REQ_XCOMP_PERM` and `XFEATURE_XTILEDATA` of Linux's `arch/x86/include/uapi/asm`.
+    const REQUEST: libc::c_long = 0x1023;
+    const TILE_DATA: libc::c_long = 18;
+    // SAFETY: the call takes two numbers and changes nothing but this process's permission to use
+    // tiles, which the kernel refuses where it cannot save their state.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) == 0 }
+}
+
+/// Elsewhere we do not know how.
+#[cfg(not(target_os = "linux"))]
+fn is_permitted() -> bool {
+    false
 }
 
 /// The tile configuration of a thread; releases the tiles when dropped, so that a thread without
@@ -71,6 +83,33 @@ impl Drop for Configuration {
             unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
         }
     }
+}
+
+/// Computes panels of the same rows with tiles. False if there are none, if the panels are not of
+/// one block format, or if the rows are too few; then nothing is done.
+///
+/// # Safety
+/// The instruction set is available; for each panel, what [`Panel::compute`] demands.
+pub(crate) unsafe fn compute<const N: usize>(
+    panels: [&mut Panel<'_>; N],
+    isa: Isa,
+    configuration: &mut Configuration,
+) -> bool {
+    let (input, first, count) = (panels[0].input, panels[0].first, panels[0].count);
+    let Some(x) = input.quantized.filter(|_| isa == Isa::Amx && count >= LEAST_ROWS) else {
+        return false;
+    };
+    let weights = panels.each_ref().map(|panel| Weights::of(panel.matrix, panel.panel));
+    let Some(model) = weights[0] else { return false };
+    let same = |w: &Weights| (w.layout, w.cols) == (model.layout, model.cols);
+    if !weights.iter().all(|w| w.as_ref().is_some_and(same)) {
+        return false;
+    }
+    let weights = weights.map(|w| w.unwrap_or(model));
+    let sums = panels.map(|panel| &mut *panel.sums);
+    // SAFETY: the caller's promise; there are tiles on this instruction set.
+    unsafe { dispatch(isa, Tiles { configuration, weights, x, first, count, sums }) };
+    true
 }
 
 /// The sums of `N` panels of a block format, one or two, for several rows. Two share the loading of
@@ -280,6 +319,22 @@ unsafe fn unpack_bits<const P: usize, const BITS: u32>(
                     _mm512_store_si512(other, if first { zero } else { code });
                 }
             }
+        }
+    }
+}
+
+/// Sixteen factors of a panel, from the one at `index`.
+///
+/// # Safety
+/// `S` is available, and the panel has these factors.
+#[inline(always)]
+unsafe fn factor<S: Simd>(weights: Weights, index: usize) -> S::F {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if weights.layout.wide {
+            load::<S, SINGLE>(weights.factors, index)
+        } else {
+            load::<S, HALF>(weights.factors, index)
         }
     }
 }

@@ -169,15 +169,10 @@ impl Ops for CpuOps {
             }
             let targets = Targets(&targets[..products.len()]);
             let (isa, rows, members) = (self.isa, x.rows, self.team.threads());
-            self.members(members, &|member| {
-                let kernel = Linear {
-                    isa,
-                    targets: targets.get(),
-                    input: input.get(),
-                    rows,
-                    member,
-                    members,
-                };
+            let next = &AtomicUsize::new(0);
+            self.members(members, &|_| {
+                let (targets, input) = (targets.get(), input.get());
+                let kernel = Linear { isa, targets, input, rows, members, next };
                 // SAFETY: shapes are checked above; members write disjoint panels.
                 unsafe { kernel.run() };
             });
@@ -199,9 +194,10 @@ impl Ops for CpuOps {
         out.rows = x.rows;
         let input = self.input(x, &[gate, up]);
         let (isa, rows, members, out) = (self.isa, x.rows, self.team.threads(), shared(out));
-        self.members(members, &|member| {
-            let kernel =
-                Swiglu { isa, gate, up, out: out.get(), input: input.get(), rows, member, members };
+        let next = &AtomicUsize::new(0);
+        self.members(members, &|_| {
+            let (out, input) = (out.get(), input.get());
+            let kernel = Swiglu { isa, gate, up, out, input, rows, members, next };
             // SAFETY: shapes are checked above; members write disjoint panels.
             unsafe { kernel.run() };
         });
@@ -328,15 +324,10 @@ impl Ops for CpuOps {
             };
             let targets = Targets(std::slice::from_ref(&target));
             let (isa, members) = (self.isa, self.team.threads());
-            self.members(members, &|member| {
-                let kernel = Linear {
-                    isa,
-                    targets: targets.get(),
-                    input: input.get(),
-                    rows: count,
-                    member,
-                    members,
-                };
+            let next = &AtomicUsize::new(0);
+            self.members(members, &|_| {
+                let (targets, input) = (targets.get(), input.get());
+                let kernel = Linear { isa, targets, input, rows: count, members, next };
                 // SAFETY: the logits have room for the rows; members write disjoint panels.
                 unsafe { kernel.run() };
             });
