@@ -54,6 +54,7 @@ static void tiling(long id) {
     (void)id;
     char config[64] = {1};
     for (int i = 0; i < 8; i++) config[16 + 2 * i] = 64, config[48 + i] = 16;
+    __asm__ volatile("" ::: "memory"); // GCC 12 does not see that the next line reads it
     _tile_loadconfig(config);
     for (int i = 0; i < STEPS; i++) {
         _tile_dpbssd(0, 4, 5);

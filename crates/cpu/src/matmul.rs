@@ -154,7 +154,7 @@ unsafe fn rows<S: Simd, const R: usize>(
 }
 
 /// How far ahead weights are asked for when they are read once.
-const PREFETCH_BYTES: usize = 2048;
+const PREFETCH_BYTES: usize = 6144;
 
 /// Encodings of plain weights and of factors.
 pub(crate) const SINGLE: u8 = 0;
