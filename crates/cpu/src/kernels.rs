@@ -12,7 +12,7 @@ use laneway_ops::{KvSpec, RopeStyle};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Rounds rows to eight bits.
+/// Rounds rows to integers.
 pub(crate) struct Quantize {
     pub x: *const f32,
     pub width: usize,

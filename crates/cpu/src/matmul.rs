@@ -16,7 +16,7 @@ pub(crate) struct Input {
     /// Rows in f32, `width` apart.
     pub rows: *const f32,
     pub width: usize,
-    /// The same rows in eight bits, if the backend works with these.
+    /// The same rows as integers, if the backend works with these.
     pub quantized: Option<View>,
 }
 
@@ -25,8 +25,8 @@ unsafe impl Sync for Input {}
 // SAFETY: as above.
 unsafe impl Send for Input {}
 
-/// Most rows of one [`Panel`]: their 8-bit forms stay in the first-level cache while all of a
-/// thread's panels pass over them.
+/// Most rows of one [`Panel`]: weights are unpacked once for so many, whose integer forms the
+/// second-level cache holds.
 pub(crate) const ROW_TILE: usize = 128;
 
 /// The sums of one panel, for each row.
@@ -292,19 +292,16 @@ pub(crate) unsafe fn split<S: Simd, const P: usize, const BITS: u32>(
 ) -> [S::C; 2] {
     // SAFETY: the caller's promise.
     unsafe {
-        if BITS > 4 {
-            let codes = S::codes(codes.add(four * 64));
-            return match P {
-                1 => [codes, codes],
-                _ => [S::enlarged(codes, 8 - BITS), S::reduced(codes, BITS - PLANE_BITS)],
-            };
-        }
-        let pair = S::codes(codes.add(four / 2 * 64));
-        match (four % 2, P) {
-            (0, 1) => [S::low(pair), S::low(pair)],
-            (0, _) => [S::low16(pair), S::low(pair)],
-            (_, 1) => [S::high(pair), S::high(pair)],
-            _ => [S::high16(pair), S::high(pair)],
+        let code = if BITS > 4 {
+            S::codes(codes.add(four * 64))
+        } else {
+            let pair = S::codes(codes.add(four / 2 * 64));
+            if four.is_multiple_of(2) { S::low(pair) } else { S::high(pair) }
+        };
+        match (P, BITS) {
+            (1, _) => [code, code],
+            (_, PLANE_BITS) => [S::enlarged(code, 8 - BITS), code],
+            _ => [S::enlarged(code, 8 - BITS), S::reduced(code, BITS - PLANE_BITS)],
         }
     }
 }

@@ -158,7 +158,7 @@ impl CpuOps {
         self.isa
     }
 
-    /// Makes room for the 8-bit form of rows of `width`; called at load.
+    /// Makes room for the integer form of rows of `width`; called at load.
     fn reserve_quantized(&mut self, width: usize) -> Result<(), OpError> {
         let rows = self.workspace.rows.max(self.workspace.samples);
         if self.precision != Precision::F32
@@ -171,8 +171,8 @@ impl CpuOps {
         Ok(())
     }
 
-    /// The input of a product, rounded to 8 bits where the backend works so and some matrix can
-    /// use it.
+    /// The input of a product, rounded to integers where the backend works so and some matrix can
+    /// use them.
     fn input(&mut self, x: &Activations, matrices: &[&Matrix]) -> Input {
         let mut input = Input { rows: x.data.as_ptr(), width: x.width, quantized: None };
         let useful = matrices.iter().any(|m| m.is_blocks());

@@ -64,10 +64,6 @@ pub(crate) trait Simd {
     unsafe fn low(c: Self::C) -> Self::C;
     /// High nibble of every code.
     unsafe fn high(c: Self::C) -> Self::C;
-    /// Sixteen times the low nibble of every code.
-    unsafe fn low16(c: Self::C) -> Self::C;
-    /// Sixteen times the high nibble of every code.
-    unsafe fn high16(c: Self::C) -> Self::C;
     /// `2^n` times every code, which fits a byte.
     unsafe fn enlarged(c: Self::C, n: u32) -> Self::C;
     /// Every code divided by `2^n`, rounded; one that would overflow before is rounded down.

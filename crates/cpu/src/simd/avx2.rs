@@ -220,25 +220,6 @@ impl Simd for Avx2 {
     /// Even and odd bytes are widened apart: the byte-wise multiply would saturate on codes of
     /// eight bits.
     #[inline(always)]
-    unsafe fn low16(c: Self::C) -> Self::C {
-        // SAFETY: see above.
-        unsafe {
-            let mask = _mm256_set1_epi8(!NIBBLE);
-            [
-                _mm256_and_si256(_mm256_slli_epi16::<4>(c[0]), mask),
-                _mm256_and_si256(_mm256_slli_epi16::<4>(c[1]), mask),
-            ]
-        }
-    }
-    #[inline(always)]
-    unsafe fn high16(c: Self::C) -> Self::C {
-        // SAFETY: see above.
-        unsafe {
-            let mask = _mm256_set1_epi8(!NIBBLE);
-            [_mm256_and_si256(c[0], mask), _mm256_and_si256(c[1], mask)]
-        }
-    }
-    #[inline(always)]
     unsafe fn enlarged(c: Self::C, n: u32) -> Self::C {
         // SAFETY: see above. No bit of a code leaves its byte.
         unsafe {

@@ -167,16 +167,6 @@ impl Simd for Avx512 {
         unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(c), _mm512_set1_epi8(15)) }
     }
     #[inline(always)]
-    unsafe fn low16(c: Self::C) -> Self::C {
-        // SAFETY: see above.
-        unsafe { _mm512_and_si512(_mm512_slli_epi16::<4>(c), _mm512_set1_epi8(-16)) }
-    }
-    #[inline(always)]
-    unsafe fn high16(c: Self::C) -> Self::C {
-        // SAFETY: see above.
-        unsafe { _mm512_and_si512(c, _mm512_set1_epi8(-16)) }
-    }
-    #[inline(always)]
     unsafe fn enlarged(c: Self::C, n: u32) -> Self::C {
         // SAFETY: see above. No bit of a code leaves its byte.
         unsafe { _mm512_sll_epi16(c, _mm_cvtsi32_si128(n as i32)) }

@@ -149,14 +149,6 @@ impl Simd for Portable {
         std::array::from_fn(|i| c[i] >> 4)
     }
     #[inline(always)]
-    unsafe fn low16(c: Self::C) -> Self::C {
-        std::array::from_fn(|i| c[i] << 4)
-    }
-    #[inline(always)]
-    unsafe fn high16(c: Self::C) -> Self::C {
-        std::array::from_fn(|i| c[i] & 0xf0)
-    }
-    #[inline(always)]
     unsafe fn enlarged(c: Self::C, n: u32) -> Self::C {
         std::array::from_fn(|i| c[i] << n)
     }
