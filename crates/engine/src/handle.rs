@@ -110,6 +110,8 @@ where
             rows_per_step: 1,
             samples_per_step: 1,
             top_logprobs: 0,
+            drafts: 0,
+            proposals: 0,
         };
         let ledger = Ledger::new(config.for_limits(limits), PrefillCost::default());
         ledger.fail();

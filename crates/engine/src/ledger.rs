@@ -184,6 +184,8 @@ mod tests {
             rows_per_step: 64,
             samples_per_step: 64,
             top_logprobs: 0,
+            drafts: 0,
+            proposals: 0,
         };
         let config = SchedulerConfig {
             window: 1024,

@@ -30,6 +30,8 @@ impl Engine {
             rows_per_step: CHUNK + LANES,
             samples_per_step: LANES,
             top_logprobs: 0,
+            drafts: 0,
+            proposals: 0,
         };
         let config = SchedulerConfig {
             window: 8192,

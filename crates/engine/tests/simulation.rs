@@ -127,6 +127,8 @@ impl Schedule {
             rows_per_step: random.pick(&[lanes + 1, chunk, chunk + lanes]),
             samples_per_step: random.pick(&[lanes, lanes + 3, chunk + lanes]),
             top_logprobs: 3,
+            drafts: 0,
+            proposals: 0,
         };
         let config = SchedulerConfig {
             window: random.pick(&[128, 500, 2000, 2000]),

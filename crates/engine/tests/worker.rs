@@ -18,8 +18,15 @@ const EVENTS_MAX: usize = 4096;
 /// Longest time that anything may take; reached only when something is wrong.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-const LIMITS: Limits =
-    Limits { pages: 32, state_slots: 0, rows_per_step: 64, samples_per_step: 64, top_logprobs: 2 };
+const LIMITS: Limits = Limits {
+    pages: 32,
+    state_slots: 0,
+    rows_per_step: 64,
+    samples_per_step: 64,
+    top_logprobs: 2,
+    drafts: 0,
+    proposals: 0,
+};
 
 fn config(lanes: usize) -> EngineConfig {
     EngineConfig {

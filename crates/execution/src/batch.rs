@@ -1,6 +1,6 @@
 //! One step's input: ragged segments of token rows and the rows to sample.
 
-use crate::{Draw, PAGE_TOKENS, SamplingKey, SamplingParams, pages_for};
+use crate::{Draw, PAGE_TOKENS, SampledToken, SamplingKey, SamplingParams, pages_for};
 use std::ops::Range;
 
 /// A vocabulary entry.
@@ -29,8 +29,36 @@ pub struct Segment {
     pub start: usize,
     /// This segment's entries in [`StepBatch::block_tables`].
     pub blocks: Range<usize>,
-    /// Where the sequence's recurrent state lives, for models that have one.
+    /// Where the sequence's recurrent state lives, for models that have one. It must hold the
+    /// sequence up to `start`: a segment at position 0 starts it afresh, and a segment behind
+    /// drafts starts behind those of them that were accepted.
     pub state_slot: Option<SlotId>,
+    /// How many of the last rows hold drafts: tokens that may turn out not to be the sequence's.
+    /// Each of these rows and the one before them is sampled exactly once, with
+    /// [`Draw::Sample`](crate::Draw::Sample); see [`StepBatch::accepted`].
+    pub drafts: usize,
+    /// What the executor's drafter does with these rows.
+    pub drafting: Drafting,
+}
+
+/// What an executor that can draft does with a segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Drafting {
+    /// Nothing, and nothing is wanted of this sequence later.
+    #[default]
+    Off,
+    /// Keep up with the sequence: its next token, behind the last row, is this one.
+    Follow {
+        /// The token.
+        next: TokenId,
+    },
+    /// Keep up with the sequence, and propose what follows the token drawn at the last row that
+    /// is accepted. The last row must be sampled, and the block table must cover the proposed
+    /// tokens but the last.
+    Propose {
+        /// Tokens wanted; 0 keeps up only.
+        count: usize,
+    },
 }
 
 /// How often a token has occurred before a sampled row; input of the penalties.
@@ -144,8 +172,26 @@ impl StepBatch {
             start,
             blocks: first_block..self.block_tables.len(),
             state_slot,
+            drafts: 0,
+            drafting: Drafting::Off,
         });
         rows
+    }
+
+    /// How many of a segment's drafts are accepted: the longest run of them in which each equals
+    /// what was drawn at the row before it. Hence the tokens of a sequence are those of plain
+    /// decoding, whatever is drafted (Daliri et al. 2024, arXiv 2408.07978).
+    ///
+    /// `samples` are the step's, one for each of [`StepBatch::samples`].
+    #[must_use]
+    pub fn accepted(&self, segment: &Segment, samples: &[SampledToken]) -> usize {
+        let first = segment.rows.end - segment.drafts;
+        let Some(before) = self.samples.iter().position(|sample| sample.row + 1 == first) else {
+            return 0;
+        };
+        let drawn = samples[before.min(samples.len())..].iter().map(|sample| sample.token);
+        let drafts = &self.tokens[first..segment.rows.end];
+        drafts.iter().zip(drawn).take_while(|(draft, drawn)| *draft == drawn).count()
     }
 
     /// The pages of `segment`, first to last.

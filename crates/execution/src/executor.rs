@@ -1,6 +1,6 @@
 //! The executor: what a model offers the engine.
 
-use crate::{PageId, StepBatch, StepOutput};
+use crate::{PageId, SlotId, StepBatch, StepOutput};
 
 /// Facts about a model that scheduling and planning need.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,10 @@ pub struct Limits {
     pub samples_per_step: usize,
     /// Most alternatives that a row may ask for.
     pub top_logprobs: usize,
+    /// Most drafts that a segment may hold.
+    pub drafts: usize,
+    /// Most tokens that the executor proposes behind a segment; 0 if it has no drafter.
+    pub proposals: usize,
 }
 
 /// Why a step did not run.
@@ -61,4 +65,52 @@ pub trait Executor {
     /// # Errors
     /// [`ExecutionError::Refused`] for a page or a length that does not exist.
     fn copy_page(&mut self, from: PageId, to: PageId, tokens: usize) -> Result<(), ExecutionError>;
+
+    /// Copies the recurrent state of `from` to `to`, as it is at `position`: behind the tokens
+    /// that are certain and the accepted ones of the drafts behind them.
+    ///
+    /// # Errors
+    /// [`ExecutionError::Refused`] for a slot that does not exist or holds no such position.
+    fn copy_state(
+        &mut self,
+        from: SlotId,
+        to: SlotId,
+        position: usize,
+    ) -> Result<(), ExecutionError> {
+        let _ = (from, to, position);
+        Err(stateless())
+    }
+
+    /// Writes the state image of `slot` at `position` (see [`Executor::copy_state`]) to `image`,
+    /// [`Geometry::state_bytes`] long. It restores on an executor of the same model and backend.
+    ///
+    /// # Errors
+    /// As [`Executor::copy_state`].
+    fn save_state(
+        &mut self,
+        slot: SlotId,
+        position: usize,
+        image: &mut Vec<u8>,
+    ) -> Result<(), ExecutionError> {
+        let _ = (slot, position, image);
+        Err(stateless())
+    }
+
+    /// Makes `slot` hold an image that was taken at `position`.
+    ///
+    /// # Errors
+    /// [`ExecutionError::Refused`] for a slot that does not exist, or an image of another length.
+    fn load_state(
+        &mut self,
+        slot: SlotId,
+        position: usize,
+        image: &[u8],
+    ) -> Result<(), ExecutionError> {
+        let _ = (slot, position, image);
+        Err(stateless())
+    }
+}
+
+fn stateless() -> ExecutionError {
+    ExecutionError::Refused("this executor keeps no recurrent state".to_owned())
 }

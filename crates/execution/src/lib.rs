@@ -15,7 +15,9 @@ mod executor;
 mod output;
 mod sampling;
 
-pub use batch::{PageId, SampleRow, Segment, SequenceId, SlotId, StepBatch, TokenCount, TokenId};
+pub use batch::{
+    Drafting, PageId, SampleRow, Segment, SequenceId, SlotId, StepBatch, TokenCount, TokenId,
+};
 pub use executor::{ExecutionError, Executor, Geometry, Limits};
 pub use output::{SampledToken, StepOutput};
 pub use sampling::{Draw, SamplingKey, SamplingParams, SamplingParamsError};

@@ -22,12 +22,28 @@ pub struct StepOutput {
     pub samples: Vec<SampledToken>,
     /// Most likely tokens of the rows that asked for them, with raw log probabilities.
     pub top: Vec<(TokenId, f32)>,
+    /// Proposed tokens of all segments that asked for some.
+    pub proposals: Vec<TokenId>,
+    /// For each segment of the step its entries in [`StepOutput::proposals`]; empty if the
+    /// executor cannot draft.
+    pub proposed: Vec<Range<usize>>,
 }
 
 impl StepOutput {
+    /// What was proposed behind the segment of this number.
+    #[must_use]
+    pub fn proposals_of(&self, segment: usize) -> &[TokenId] {
+        self.proposed
+            .get(segment)
+            .and_then(|range| self.proposals.get(range.clone()))
+            .unwrap_or(&[])
+    }
+
     /// Empties the output, keeping its storage.
     pub fn clear(&mut self) {
         self.samples.clear();
         self.top.clear();
+        self.proposals.clear();
+        self.proposed.clear();
     }
 }

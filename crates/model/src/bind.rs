@@ -223,7 +223,7 @@ impl<B: Ops> Binder<'_, B> {
 
     fn matrix(&mut self, name: &str) -> Result<B::Matrix, LoadError> {
         self.take(name, |backend, tensor| {
-            let &FileTensor { name, format, ref shape, data } = tensor;
+            let &FileTensor { name, format, ref shape, data, .. } = tensor;
             let source = MatrixSource { name, format, rows: shape[0], cols: shape[1], data };
             backend.load_matrix(&source).map_err(|e| refused(name, e))
         })
@@ -235,6 +235,7 @@ impl<B: Ops> Binder<'_, B> {
             decode_row(tensor.format, tensor.data, &mut values).map_err(|e| {
                 LoadError::TensorData { name: name.to_owned(), detail: e.to_string() }
             })?;
+            tensor.reading.apply(&mut values);
             Ok(values)
         })
     }

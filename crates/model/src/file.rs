@@ -14,6 +14,44 @@ pub struct FileTensor<'a> {
     pub shape: Vec<usize>,
     /// Encoded rows, row after row.
     pub data: &'a [u8],
+    /// How to read the elements of a vector, where files differ.
+    pub reading: Reading,
+}
+
+/// What the elements of a vector have to go through to be what the architecture speaks of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reading {
+    /// They are as they are.
+    #[default]
+    Plain,
+    /// One more: norm weights that are stored as their distance from 1.
+    PlusOne,
+    /// `-exp(x)`: decay rates that are stored as their logarithm.
+    NegativeExp,
+}
+
+impl Reading {
+    /// Applies it.
+    pub(crate) fn apply(self, values: &mut [f32]) {
+        match self {
+            Reading::Plain => {}
+            Reading::PlusOne => values.iter_mut().for_each(|v| *v += 1.0),
+            Reading::NegativeExp => {
+                values.iter_mut().for_each(|v| *v = -f64::from(*v).exp() as f32);
+            }
+        }
+    }
+}
+
+/// Orders of rows that differ between the programs that write files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// As llama.cpp's converter writes them: the rows of Llama's query and key heads are ordered
+    /// for interleaved rotation, value heads of delta layers are tiled over the key heads.
+    Gguf,
+    /// As the transformers library has them: heads rotate by halves, value heads of delta layers
+    /// are grouped by key head.
+    HuggingFace,
 }
 
 impl FileTensor<'_> {
@@ -28,6 +66,9 @@ impl FileTensor<'_> {
 /// Readers return `Ok(None)` for a key that is absent, and for one of another type an error that
 /// says what was found.
 pub trait ModelFile {
+    /// In which order rows stand.
+    fn layout(&self) -> Layout;
+
     /// A string.
     ///
     /// # Errors

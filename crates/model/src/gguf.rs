@@ -1,9 +1,13 @@
 //! GGUF files as model files.
 
-use crate::file::{FileTensor, ModelFile};
+use crate::file::{FileTensor, Layout, ModelFile, Reading};
 use laneway_artifact::Gguf;
 
 impl ModelFile for Gguf {
+    fn layout(&self) -> Layout {
+        Layout::Gguf
+    }
+
     fn text(&self, key: &str) -> Result<Option<&str>, String> {
         Gguf::text(self, key)
     }
@@ -27,6 +31,7 @@ impl ModelFile for Gguf {
                 format: tensor.format,
                 shape: tensor.shape.to_vec(),
                 data: tensor.data,
+                reading: Reading::Plain,
             })
             .collect()
     }

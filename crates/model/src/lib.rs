@@ -28,6 +28,6 @@ pub use architecture::{ARCHITECTURES, Architecture, LLAMA};
 pub use bind::{LoadProgress, packed_weight_bytes};
 pub use config::LlamaConfig;
 pub use error::LoadError;
-pub use file::{FileTensor, ModelFile};
+pub use file::{FileTensor, Layout, ModelFile, Reading};
 pub use model::{LoadOptions, Model};
 pub use rope::RopeScaling;

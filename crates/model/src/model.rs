@@ -93,6 +93,8 @@ impl<B: Ops> Model<B> {
             rows_per_step: workspace.rows,
             samples_per_step: workspace.samples,
             top_logprobs: options.top_logprobs,
+            drafts: 0,
+            proposals: 0,
         };
         let geometry = config.geometry(options.kv_dtype);
         let context = workspace.context.min(config.context);

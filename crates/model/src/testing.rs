@@ -1,6 +1,6 @@
 //! Small synthetic model files for the tests of this crate.
 
-use crate::{Architecture, FileTensor, LLAMA, ModelFile};
+use crate::{Architecture, FileTensor, LLAMA, Layout, ModelFile, Reading};
 use laneway_numerics::{WeightFormat, decode_row, encode_row};
 use laneway_ops::synthetic::Stream;
 use std::collections::BTreeMap;
@@ -208,6 +208,10 @@ impl TestFile {
 }
 
 impl ModelFile for TestFile {
+    fn layout(&self) -> Layout {
+        Layout::Gguf
+    }
+
     fn text(&self, key: &str) -> Result<Option<&str>, String> {
         match self.metadata.get(key) {
             Some(Value::Text(text)) => Ok(Some(text)),
@@ -239,7 +243,13 @@ impl ModelFile for TestFile {
     fn tensors(&self) -> Vec<FileTensor<'_>> {
         let tensors = self.tensors.iter().map(|(name, tensor)| {
             let Encoded { format, shape, data } = tensor;
-            FileTensor { name, format: *format, shape: shape.clone(), data }
+            FileTensor {
+                name,
+                format: *format,
+                shape: shape.clone(),
+                data,
+                reading: Reading::Plain,
+            }
         });
         tensors.collect()
     }

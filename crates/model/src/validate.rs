@@ -145,6 +145,8 @@ mod tests {
         rows_per_step: 100,
         samples_per_step: 2,
         top_logprobs: 5,
+        drafts: 0,
+        proposals: 0,
     };
 
     fn sample(row: usize) -> SampleRow {

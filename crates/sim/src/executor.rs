@@ -249,6 +249,8 @@ mod tests {
             rows_per_step: 128,
             samples_per_step: 8,
             top_logprobs: 2,
+            drafts: 0,
+            proposals: 0,
         };
         let config = SimConfig {
             vocab_size: 1000,

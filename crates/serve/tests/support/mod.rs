@@ -82,6 +82,8 @@ impl Setup {
             rows_per_step: 256,
             samples_per_step: 64,
             top_logprobs: 20,
+            drafts: 0,
+            proposals: 0,
         };
         let engine = Engine::spawn(config, move || Scripted {
             geometry: Geometry {

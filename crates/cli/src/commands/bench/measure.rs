@@ -248,6 +248,8 @@ mod tests {
             rows_per_step: 64,
             samples_per_step: 8,
             top_logprobs: 0,
+            drafts: 0,
+            proposals: 0,
         };
         let mut bench = Bench::new(Recorder { geometry, limits, steps: Vec::new() }, 64);
         assert_eq!(bench.run(test, 1).unwrap().len(), 1);
