@@ -10,8 +10,8 @@ use laneway_artifact::Gguf;
 use laneway_cpu::{CpuConfig, CpuOps, Precision};
 use laneway_execution::Executor;
 use laneway_frontend::{ChatTemplate, Tokenizer};
-use laneway_model::{LlamaConfig, LoadOptions, Model, packed_weight_bytes};
-use laneway_ops::Workspace;
+use laneway_model::{LoadOptions, Model, ModelConfig, packed_weight_bytes};
+use laneway_ops::{Ops, Workspace};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub struct OpenedModel {
     /// Its content.
     pub gguf: Gguf,
     /// The sizes that it states.
-    pub config: LlamaConfig,
+    pub config: ModelConfig,
 }
 
 /// A loaded model and the sizes it was loaded with.
@@ -63,7 +63,7 @@ impl OpenedModel {
     pub fn open(model: &str) -> Result<Self> {
         let (path, known_name) = locate(model)?;
         let gguf = Gguf::open(&path)?;
-        let config = LlamaConfig::from_file(&gguf)
+        let config = ModelConfig::from_file(&gguf)
             .with_context(|| format!("cannot run {}", path.display()))?;
         Ok(OpenedModel { path, known_name, gguf, config })
     }
@@ -103,7 +103,7 @@ impl OpenedModel {
         };
         let workspace = Workspace { rows: 1, samples: 1, context: 1 };
         let backend = cpu_backend(NonZeroUsize::MIN, arithmetic, workspace)?;
-        Ok(packed_weight_bytes(&self.gguf, &backend)?)
+        Ok(packed_weight_bytes(&self.gguf, &backend, false)?)
     }
 
     /// Works out the sizes, then packs the weights and allocates the pool.
@@ -121,18 +121,25 @@ impl OpenedModel {
         let context = wanted.max_context.map_or(native, |window| window.get().min(native));
         let workspace = Workspace { rows, samples: rows, context };
         let backend = cpu_backend(threads, arithmetic, workspace)?;
-        let weights = packed_weight_bytes(&self.gguf, &backend)?;
-        let page_bytes = self.config.geometry(step.kv_dtype).page_bytes as u64;
+        let weights = packed_weight_bytes(&self.gguf, &backend, false)?;
+        let slots = wanted.lanes.get();
+        let states = self.config.delta_spec(slots, 0);
+        let states = states.map_or(0, |spec| backend.state_pool_bytes(&spec)) as u64;
+        let fixed = weights + states;
+        let page_bytes = self.config.geometry(step.kv_dtype, false).page_bytes as u64;
         let available = Available {
             native_context: native,
             page_bytes,
-            pool_bytes: memory::plannable_bytes().map(|bytes| bytes.saturating_sub(weights)),
+            pool_bytes: memory::plannable_bytes().map(|bytes| bytes.saturating_sub(fixed)),
         };
         let capacity = Capacity::resolve(&wanted, &available)?;
         let options = LoadOptions {
             kv_dtype: step.kv_dtype,
             pages: capacity.pages,
             top_logprobs: TOP_LOGPROBS_MAX,
+            state_slots: slots,
+            drafts: 0,
+            drafting: false,
         };
         let progress = Progress::bytes(format!("loading {}", self.name()), 0);
         let model = Model::load(&self.gguf, backend, &options, &mut |at| {
@@ -140,7 +147,7 @@ impl OpenedModel {
         })?;
         progress.finish();
         // The plan is a promise: what was refused or granted must be what is allocated.
-        let planned = weights + page_bytes * capacity.pages as u64;
+        let planned = fixed + page_bytes * capacity.pages as u64;
         let allocated = model.ledger().total_bytes();
         ensure!(planned == allocated, "planned {planned} bytes, but allocated {allocated}");
         Ok(Loaded { model, capacity, duration: start.elapsed() })

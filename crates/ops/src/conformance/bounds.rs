@@ -103,6 +103,17 @@ impl Tolerances {
         through_gate + silu * up.1 + self.element(silu * up.0.abs())
     }
 
+    /// Bound of `x · sigmoid(gate)`; below `e^-87` a backend may have any small number.
+    pub(crate) fn sigmoid(&self, x: f64) -> f64 {
+        self.element(x.abs()) + EXP_RELATIVE * x.abs()
+    }
+
+    /// Bound of what a delta head reads after `steps` rows. The rule never lengthens a column of
+    /// the state beyond what it writes, so roundings of its rows add up at most.
+    pub(crate) fn delta(&self, magnitude: f64, steps: usize) -> f64 {
+        (steps as f64).mul_add(SUM_UNITS * U, EXP_RELATIVE) * magnitude
+    }
+
     /// Bound of a rotation of the pair `(a, b)`; `angle` itself may be rounded to f32 once.
     pub(crate) fn rotation(&self, a: f64, b: f64, angle: f64) -> f64 {
         let magnitude = a.abs() + b.abs();
