@@ -8,7 +8,7 @@ use crate::settings::{ArithmeticSettings, PrecisionSetting, StepSettings, Weight
 use anyhow::{Context, Result, bail, ensure};
 use laneway_artifact::Gguf;
 use laneway_cpu::{CpuConfig, CpuOps, Precision};
-use laneway_execution::Executor;
+use laneway_execution::{Executor, Limits};
 use laneway_frontend::{ChatTemplate, Tokenizer};
 use laneway_model::{LlamaConfig, LoadOptions, Model, packed_weight_bytes};
 use laneway_ops::Workspace;
@@ -36,6 +36,8 @@ pub struct OpenedModel {
 pub struct Loaded {
     /// The model.
     pub model: Model<CpuOps>,
+    /// A smaller one that drafts for it.
+    pub draft: Option<Model<CpuOps>>,
     /// Window and pool.
     pub capacity: Capacity,
     /// How long loading took.
@@ -53,6 +55,8 @@ pub struct Purpose {
     pub step: StepSettings,
     /// Longest sequence and the pool that sequences share.
     pub wanted: Wanted,
+    /// Rows of a step for the drafts of each lane.
+    pub drafts: usize,
 }
 
 impl OpenedModel {
@@ -106,23 +110,28 @@ impl OpenedModel {
         Ok(packed_weight_bytes(&self.gguf, &backend)?)
     }
 
-    /// Works out the sizes, then packs the weights and allocates the pool.
+    /// Works out the sizes, then packs the weights and allocates the pool; the same for `draft`,
+    /// which drafts for this model and shares the memory with it.
     ///
     /// # Errors
     /// Settings that cannot be honoured (a [`Refusal`](crate::settings::capacity::Refusal)), or a
     /// file that does not hold what it says.
-    pub fn load(&self, purpose: &Purpose) -> Result<Loaded> {
+    pub fn load(&self, draft: Option<&OpenedModel>, purpose: &Purpose) -> Result<Loaded> {
         let start = Instant::now();
-        let Purpose { threads, arithmetic, step, wanted } = *purpose;
+        let Purpose { threads, arithmetic, step, wanted, drafts } = *purpose;
         // Decode rows of all lanes ride along with a prefill chunk, and a prompt's own tokens may
         // be scored, so that every row of a step can be a sampled one.
-        let rows = step.prefill_chunk.get() + wanted.lanes.get();
+        let rows = step.prefill_chunk.get() + wanted.lanes.get() * (1 + drafts);
         let native = self.config.context;
         let context = wanted.max_context.map_or(native, |window| window.get().min(native));
         let workspace = Workspace { rows, samples: rows, context };
         let backend = cpu_backend(threads, arithmetic, workspace)?;
-        let weights = packed_weight_bytes(&self.gguf, &backend)?;
-        let page_bytes = self.config.geometry(step.kv_dtype).page_bytes as u64;
+        let mut weights = packed_weight_bytes(&self.gguf, &backend)?;
+        let mut page_bytes = self.config.geometry(step.kv_dtype).page_bytes as u64;
+        if let Some(draft) = draft {
+            weights += packed_weight_bytes(&draft.gguf, &backend)?;
+            page_bytes += draft.config.geometry(step.kv_dtype).page_bytes as u64;
+        }
         let available = Available {
             native_context: native,
             page_bytes,
@@ -134,23 +143,48 @@ impl OpenedModel {
             pages: capacity.pages,
             top_logprobs: TOP_LOGPROBS_MAX,
         };
+        let model = self.bind(backend, &options)?;
+        let draft = draft
+            .map(|draft| {
+                // One row more, for the token that is drawn behind a segment.
+                let context = context.min(draft.config.context);
+                let workspace = Workspace { rows: rows + 1, samples: wanted.lanes.get(), context };
+                draft.bind(cpu_backend(threads, arithmetic, workspace)?, &options)
+            })
+            .transpose()?;
+        // The plan is a promise: what was refused or granted must be what is allocated.
+        let planned = weights + page_bytes * capacity.pages as u64;
+        let beside = draft.as_ref().map_or(0, |draft| draft.ledger().total_bytes());
+        let allocated = model.ledger().total_bytes() + beside;
+        ensure!(planned == allocated, "planned {planned} bytes, but allocated {allocated}");
+        Ok(Loaded { model, draft, capacity, duration: start.elapsed() })
+    }
+
+    fn bind(&self, backend: CpuOps, options: &LoadOptions) -> Result<Model<CpuOps>> {
         let progress = Progress::bytes(format!("loading {}", self.name()), 0);
-        let model = Model::load(&self.gguf, backend, &options, &mut |at| {
+        let model = Model::load(&self.gguf, backend, options, &mut |at| {
             progress.set_of(at.bytes_done, at.bytes);
         })?;
         progress.finish();
-        // The plan is a promise: what was refused or granted must be what is allocated.
-        let planned = weights + page_bytes * capacity.pages as u64;
-        let allocated = model.ledger().total_bytes();
-        ensure!(planned == allocated, "planned {planned} bytes, but allocated {allocated}");
-        Ok(Loaded { model, capacity, duration: start.elapsed() })
+        Ok(model)
     }
 }
 
 impl Loaded {
+    /// What the model takes, together with its draft model.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let limits = *self.model.limits();
+        let proposals = if self.draft.is_some() { limits.drafts } else { limits.proposals };
+        Limits { proposals, ..limits }
+    }
+
     /// Prints what was allocated.
     pub fn print_ledger(&self) {
         eprint!("{}", self.model.ledger());
+        if let Some(draft) = &self.draft {
+            eprint!("draft model\n{}", draft.ledger());
+        }
         let Capacity { max_context, .. } = self.capacity;
         eprintln!(
             "context {max_context} tokens, KV pool {} tokens in {} pages",

@@ -2,7 +2,10 @@
 
 use laneway_artifact::Gguf;
 use laneway_cpu::{CpuConfig, CpuOps, Precision};
-use laneway_engine::{Engine, EngineConfig, EngineHandle, Event, EventSink, FinishReason, Request};
+use laneway_engine::{
+    DraftLength, Drafter, Engine, EngineConfig, EngineHandle, Event, EventSink, FinishReason,
+    Request, Speculation, WithDraft,
+};
 use laneway_execution::{SamplingParams, TokenId, pages_for};
 use laneway_frontend::Tokenizer;
 use laneway_model::{LoadOptions, Model};
@@ -50,24 +53,30 @@ fn prompts() -> Vec<Vec<TokenId>> {
 }
 
 fn engine(precision: Precision, lanes: usize, chunk: usize) -> EngineHandle {
-    let workspace = Workspace { rows: chunk + lanes, samples: chunk + lanes, context: WINDOW };
-    let config = EngineConfig {
+    Engine::spawn(config(lanes, chunk), move || model(precision, lanes, chunk + lanes))
+}
+
+fn config(lanes: usize, chunk: usize) -> EngineConfig {
+    EngineConfig {
         window: WINDOW,
         lanes,
         pending_max: 64,
         pending_timeout: Duration::from_secs(3600),
         chunk,
+        speculation: Speculation::OFF,
+    }
+}
+
+fn model(precision: Precision, lanes: usize, rows: usize) -> Model<CpuOps> {
+    let workspace = Workspace { rows, samples: rows, context: WINDOW };
+    let backend = CpuConfig { threads: 2, precision, isa: None, workspace };
+    let options = LoadOptions {
+        kv_dtype: KvDtype::F16,
+        pages: lanes * pages_for(WINDOW),
+        top_logprobs: ALTERNATIVES,
     };
-    Engine::spawn(config, move || {
-        let backend = CpuConfig { threads: 2, precision, isa: None, workspace };
-        let options = LoadOptions {
-            kv_dtype: KvDtype::F16,
-            pages: lanes * pages_for(WINDOW),
-            top_logprobs: ALTERNATIVES,
-        };
-        let backend = CpuOps::new(backend).expect("a CPU backend");
-        Model::load(&gguf(), backend, &options, &mut |_| ()).expect("the model")
-    })
+    let backend = CpuOps::new(backend).expect("a CPU backend");
+    Model::load(&gguf(), backend, &options, &mut |_| ()).expect("the model")
 }
 
 struct Inlet(Sender<Event>);
@@ -111,6 +120,7 @@ fn request(prompt: &[TokenId], sampling: SamplingParams, seed: u64, max_tokens: 
         end_tokens: Vec::new(),
         top_logprobs: ALTERNATIVES,
         score_prompt: false,
+        speculation: None,
     }
 }
 
@@ -157,6 +167,40 @@ fn an_answer_depends_neither_on_company_nor_on_how_the_prompt_is_cut() {
         }
         let found = together(&engine, &subjects[2..]);
         assert_eq!(found, expected[2..], "alone, chunks of {chunk}");
+    }
+}
+
+#[test]
+fn an_answer_does_not_depend_on_drafts() {
+    let prompts = prompts();
+    let (lanes, chunk, rows) = (3, 64, 64 + 3 * 6);
+    let warm =
+        SamplingParams { temperature: 1.0, frequency_penalty: 0.3, ..SamplingParams::GREEDY };
+    let requests = [
+        request(&prompts[0], SamplingParams::GREEDY, 1, 64),
+        request(&prompts[1], warm, 2, 64),
+        request(&prompts[2], SamplingParams::GREEDY, 3, 64),
+    ];
+    let expected = together(&engine(Precision::Int12, lanes, chunk), &requests);
+    // The model drafts for itself, so that nearly all drafts are right.
+    let engine = Engine::spawn(config(lanes, chunk), move || {
+        let target = model(Precision::Int12, lanes, rows);
+        WithDraft::new(target, model(Precision::Int12, lanes, rows + 1)).expect("they fit")
+    });
+    for drafter in [Drafter::Ngram, Drafter::Model] {
+        for length in [DraftLength::Fixed(5), DraftLength::Auto] {
+            let speculation = Some(Speculation { drafter, length });
+            let before = engine.status().speculation;
+            let speculating = requests.clone().map(|request| Request { speculation, ..request });
+            assert_eq!(together(&engine, &speculating), expected, "{speculation:?}");
+            let after = engine.status().speculation;
+            let drafted = after.drafted - before.drafted;
+            let accepted = after.accepted - before.accepted;
+            eprintln!("{speculation:?}: {accepted} of {drafted} drafts accepted");
+            if drafter == Drafter::Model {
+                assert!(drafted > 0 && accepted == drafted, "{accepted} of {drafted}");
+            }
+        }
     }
 }
 

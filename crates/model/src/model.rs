@@ -11,6 +11,11 @@ use laneway_numerics::KvDtype;
 use laneway_ops::{KvSpec, OpError, Ops, RopeSpec};
 use laneway_plan::MemoryLedger;
 
+/// Most drafts of a segment. Attention keeps nothing of a draft that was not accepted but its
+/// pages' content, which the next segment of the sequence overwrites, so any number would do;
+/// beyond this one hardly any draft is right.
+const DRAFTS_MAX: usize = 8;
+
 /// What a model is loaded for; the rows, samples and context of a step are the backend's
 /// workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +98,7 @@ impl<B: Ops> Model<B> {
             rows_per_step: workspace.rows,
             samples_per_step: workspace.samples,
             top_logprobs: options.top_logprobs,
-            drafts: 0,
+            drafts: DRAFTS_MAX,
             proposals: 0,
         };
         let geometry = config.geometry(options.kv_dtype);
