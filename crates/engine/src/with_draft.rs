@@ -186,7 +186,9 @@ impl<T: Executor, D: Executor> WithDraft<T, D> {
         for lane in &self.lanes {
             let from = step.segments[lane.segment].state_slot;
             if let (Some(from), Some(to)) = (from, lane.slot) {
-                self.draft.copy_state(from, to, lane.position).map_err(draft_error)?;
+                self.draft
+                    .copy_state(from, to, lane.position)
+                    .map_err(|error| draft_error(&error))?;
             }
         }
         Ok(())
@@ -253,7 +255,7 @@ impl<T: Executor, D: Executor> WithDraft<T, D> {
         }
         let result = self.draft.step(&self.batch, &mut self.output);
         self.batch.clear();
-        result.map_err(draft_error)?;
+        result.map_err(|error| draft_error(&error))?;
         for lane in &mut self.lanes {
             let Some(sample) = lane.pending.take() else { continue };
             let Some(drawn) = self.output.samples.get(sample) else {
@@ -311,7 +313,7 @@ impl<T: Executor, D: Executor> Executor for WithDraft<T, D> {
 
     fn copy_page(&mut self, from: PageId, to: PageId, tokens: usize) -> Result<(), ExecutionError> {
         self.target.copy_page(from, to, tokens)?;
-        self.draft.copy_page(from, to, tokens).map_err(draft_error)
+        self.draft.copy_page(from, to, tokens).map_err(|error| draft_error(&error))
     }
 
     fn copy_state(
@@ -326,7 +328,7 @@ impl<T: Executor, D: Executor> Executor for WithDraft<T, D> {
             self.target.copy_state(from, to, position)?;
         }
         if self.is_recurrent() {
-            self.draft.copy_state(from, to, position).map_err(draft_error)?;
+            self.draft.copy_state(from, to, position).map_err(|error| draft_error(&error))?;
         }
         Ok(())
     }
@@ -343,7 +345,9 @@ impl<T: Executor, D: Executor> Executor for WithDraft<T, D> {
             self.target.save_state(slot, position, image)?;
         }
         if self.is_recurrent() {
-            self.draft.save_state(slot, position, &mut self.image).map_err(draft_error)?;
+            self.draft
+                .save_state(slot, position, &mut self.image)
+                .map_err(|error| draft_error(&error))?;
             image.extend_from_slice(&self.image);
         }
         Ok(())
@@ -366,7 +370,7 @@ impl<T: Executor, D: Executor> Executor for WithDraft<T, D> {
             self.target.load_state(slot, position, target)?;
         }
         if self.is_recurrent() {
-            self.draft.load_state(slot, position, draft).map_err(draft_error)?;
+            self.draft.load_state(slot, position, draft).map_err(|error| draft_error(&error))?;
         }
         Ok(())
     }
@@ -441,7 +445,7 @@ fn count_one_more(counts: &mut Vec<TokenCount>, token: TokenId) {
     }
 }
 
-fn draft_error(error: ExecutionError) -> ExecutionError {
+fn draft_error(error: &ExecutionError) -> ExecutionError {
     ExecutionError::Device(format!("draft model: {error}"))
 }
 

@@ -61,7 +61,7 @@ pub struct Record {
     /// Drafts that became output.
     pub draft_tokens_accepted: usize,
     /// The same by place, the first drafts first.
-    pub draft_tokens_accepted_by_position: Vec<usize>,
+    pub draft_tokens_accepted_by_position: Vec<u32>,
     /// `stop` or `length`.
     pub finish_reason: Option<&'static str>,
     /// Code of the error that ended the request.

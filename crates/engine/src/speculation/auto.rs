@@ -16,7 +16,11 @@ const GUESS: f64 = 0.6;
 const GUESS_ROUNDS: f64 = 2.0;
 
 /// Weight that a round keeps when the next one comes.
-const FORGETTING: f64 = 0.95;
+const FORGETTING: f64 = 0.97;
+
+/// Weight that everything keeps at a trial while drafting does not pay: what is known is old then,
+/// and few trials have to suffice to show that the times are better.
+const FORGETTING_OLD: f64 = 0.25;
 
 /// Least gain over no drafts at all: less is noise.
 const GAIN_MIN: f64 = 1.02;
@@ -75,7 +79,7 @@ pub(crate) struct Auto {
     /// Decayed numbers of drafts seen and accepted, by place.
     seen: [f64; DRAFTS_MAX],
     accepted: [f64; DRAFTS_MAX],
-    /// Turns until the next trial, and between the last two.
+    /// Turns until the next trial, and until the one after that if drafting does not pay.
     next_trial: usize,
     interval: usize,
     /// Trials so far.
@@ -114,14 +118,25 @@ impl Auto {
         if self.next_trial > 0 {
             return best;
         }
-        self.interval = match best {
-            0 => (self.interval * 2).clamp(PROBE_EVERY, PROBE_EVERY_MAX),
-            _ => TRIAL_EVERY,
-        };
-        self.next_trial = self.interval;
+        if best == 0 {
+            self.next_trial = self.interval;
+            self.interval = (self.interval * 2).min(PROBE_EVERY_MAX);
+            for (seen, accepted) in self.seen.iter_mut().zip(&mut self.accepted) {
+                // One round is kept of what nothing else is known about.
+                let kept = FORGETTING_OLD.max(1.0 / *seen).min(1.0);
+                (*seen, *accepted) = (*seen * kept, *accepted * kept);
+            }
+        } else {
+            self.next_trial = TRIAL_EVERY;
+            self.interval = PROBE_EVERY;
+        }
         self.trials += 1;
         // The longest shows what is accepted at all places; one less, what a draft costs.
-        if best < longest && (best == 0 || self.trials % 2 == 0) { longest } else { best - 1 }
+        if best < longest && (best == 0 || self.trials.is_multiple_of(2)) {
+            longest
+        } else {
+            best - 1
+        }
     }
 
     /// The length that makes most tokens a second.
@@ -159,7 +174,7 @@ impl Auto {
             let hit = if place < accepted { 1.0 } else { 0.0 };
             self.accepted[place] = self.accepted[place] * FORGETTING + hit;
         }
-        if accepted > 0 && self.interval > TRIAL_EVERY {
+        if accepted > 0 && self.interval > PROBE_EVERY {
             // Something has changed: look again soon.
             self.interval = PROBE_EVERY;
             self.next_trial = self.next_trial.min(PROBE_EVERY);

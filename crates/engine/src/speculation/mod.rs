@@ -82,8 +82,8 @@ pub struct SpeculationStats {
     pub drafted: usize,
     /// Drafts that became output.
     pub accepted: usize,
-    /// The same by place: the first entry counts first drafts.
-    pub accepted_at: [usize; DRAFTS_MAX],
+    /// The same by place: the first entry counts first drafts, up to the greatest number.
+    pub accepted_at: [u32; DRAFTS_MAX],
 }
 
 impl SpeculationStats {
@@ -99,13 +99,13 @@ impl SpeculationStats {
         self.drafted += more.drafted;
         self.accepted += more.accepted;
         for (sum, more) in self.accepted_at.iter_mut().zip(more.accepted_at) {
-            *sum += more;
+            *sum = sum.saturating_add(more);
         }
     }
 
     /// [`SpeculationStats::accepted_at`] up to the last place at which a draft was accepted.
     #[must_use]
-    pub fn accepted_by_place(&self) -> &[usize] {
+    pub fn accepted_by_place(&self) -> &[u32] {
         let places =
             self.accepted_at.iter().rposition(|&times| times > 0).map_or(0, |last| last + 1);
         &self.accepted_at[..places]

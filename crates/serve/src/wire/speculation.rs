@@ -4,7 +4,6 @@
 use super::error::ApiError;
 use super::fields::{Fields, integer, wrong_type};
 use laneway_engine::{DraftLength, Drafter, Speculation};
-use serde_json::Value;
 
 /// What the client says about speculation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +79,7 @@ impl SpeculationFields {
 
 fn length(fields: &mut Fields) -> Result<Option<DraftLength>, ApiError> {
     let Some(value) = fields.take("draft_tokens") else { return Ok(None) };
-    if value == Value::from("auto") {
+    if value == "auto" {
         return Ok(Some(DraftLength::Auto));
     }
     let tokens = integer(&value).and_then(|tokens| usize::try_from(tokens).ok());
@@ -93,7 +92,7 @@ fn length(fields: &mut Fields) -> Result<Option<DraftLength>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     /// On a server with n-gram drafts of up to 8 tokens and no others.
     fn resolve(body: Value, default: Speculation) -> Result<Option<Speculation>, ApiError> {
