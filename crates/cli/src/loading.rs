@@ -8,7 +8,7 @@ use crate::settings::{ArithmeticSettings, PrecisionSetting, StepSettings, Weight
 use anyhow::{Context, Result, bail, ensure};
 use laneway_artifact::Gguf;
 use laneway_cpu::{CpuConfig, CpuOps, Precision};
-use laneway_execution::Executor;
+use laneway_execution::{Executor, Limits};
 use laneway_frontend::{ChatTemplate, Tokenizer};
 use laneway_model::{LoadOptions, Model, ModelConfig, packed_weight_bytes};
 use laneway_ops::{Ops, Workspace};
@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Most alternatives that a request may ask for at a token, as the API has it.
 const TOP_LOGPROBS_MAX: usize = 20;
+
+/// Most drafts of a segment: beyond this hardly any draft is right.
+const DRAFTS_MAX: usize = 8;
 
 /// A model file that is open and of a known architecture.
 pub struct OpenedModel {
@@ -32,10 +35,28 @@ pub struct OpenedModel {
     pub config: ModelConfig,
 }
 
+/// What models take of the memory.
+#[derive(Clone, Copy, Debug)]
+struct Footprint {
+    /// Bytes of weights and recurrent state.
+    fixed: u64,
+    /// Bytes of a page.
+    page: u64,
+}
+
+impl std::ops::AddAssign for Footprint {
+    fn add_assign(&mut self, other: Self) {
+        self.fixed += other.fixed;
+        self.page += other.page;
+    }
+}
+
 /// A loaded model and the sizes it was loaded with.
 pub struct Loaded {
     /// The model.
     pub model: Model<CpuOps>,
+    /// A smaller one that drafts for it.
+    pub draft: Option<Model<CpuOps>>,
     /// Window and pool.
     pub capacity: Capacity,
     /// How long loading took.
@@ -53,6 +74,10 @@ pub struct Purpose {
     pub step: StepSettings,
     /// Longest sequence and the pool that sequences share.
     pub wanted: Wanted,
+    /// Rows of a step for the drafts of each lane.
+    pub drafts: usize,
+    /// Load the model's draft layer, if it has one.
+    pub draft_layer: bool,
 }
 
 impl OpenedModel {
@@ -106,58 +131,102 @@ impl OpenedModel {
         Ok(packed_weight_bytes(&self.gguf, &backend, false)?)
     }
 
-    /// Works out the sizes, then packs the weights and allocates the pool.
+    /// Works out the sizes, then packs the weights and allocates the pool; the same for `draft`,
+    /// which drafts for this model and shares the memory with it.
     ///
     /// # Errors
     /// Settings that cannot be honoured (a [`Refusal`](crate::settings::capacity::Refusal)), or a
     /// file that does not hold what it says.
-    pub fn load(&self, purpose: &Purpose) -> Result<Loaded> {
+    pub fn load(&self, draft: Option<&OpenedModel>, purpose: &Purpose) -> Result<Loaded> {
         let start = Instant::now();
-        let Purpose { threads, arithmetic, step, wanted } = *purpose;
+        let Purpose { threads, arithmetic, step, wanted, drafts, draft_layer } = *purpose;
         // Decode rows of all lanes ride along with a prefill chunk, and a prompt's own tokens may
         // be scored, so that every row of a step can be a sampled one.
-        let rows = step.prefill_chunk.get() + wanted.lanes.get();
+        let rows = step.prefill_chunk.get() + wanted.lanes.get() * (1 + drafts);
         let native = self.config.context;
         let context = wanted.max_context.map_or(native, |window| window.get().min(native));
         let workspace = Workspace { rows, samples: rows, context };
         let backend = cpu_backend(threads, arithmetic, workspace)?;
-        let weights = packed_weight_bytes(&self.gguf, &backend, false)?;
-        let slots = wanted.lanes.get();
-        let states = self.config.delta_spec(slots, 0);
-        let states = states.map_or(0, |spec| backend.state_pool_bytes(&spec)) as u64;
-        let fixed = weights + states;
-        let page_bytes = self.config.geometry(step.kv_dtype, false).page_bytes as u64;
-        let available = Available {
-            native_context: native,
-            page_bytes,
-            pool_bytes: memory::plannable_bytes().map(|bytes| bytes.saturating_sub(fixed)),
-        };
-        let capacity = Capacity::resolve(&wanted, &available)?;
-        let options = LoadOptions {
+        let mut options = LoadOptions {
             kv_dtype: step.kv_dtype,
-            pages: capacity.pages,
+            pages: 0,
             top_logprobs: TOP_LOGPROBS_MAX,
-            state_slots: slots,
+            state_slots: wanted.lanes.get(),
+            drafts: if drafts > 0 { DRAFTS_MAX } else { 0 },
+            drafting: draft_layer,
+        };
+        let beside = |options: &LoadOptions| LoadOptions {
+            // A draft model runs ahead of its certain state in a second one.
+            state_slots: 2 * options.state_slots,
             drafts: 0,
             drafting: false,
+            ..*options
         };
+        let mut footprint = self.footprint(&backend, &options)?;
+        if let Some(draft) = draft {
+            footprint += draft.footprint(&backend, &beside(&options))?;
+        }
+        let available = Available {
+            native_context: native,
+            page_bytes: footprint.page,
+            pool_bytes: memory::plannable_bytes()
+                .map(|bytes| bytes.saturating_sub(footprint.fixed)),
+        };
+        let capacity = Capacity::resolve(&wanted, &available)?;
+        options.pages = capacity.pages;
+        let model = self.bind(backend, &options)?;
+        let draft = draft
+            .map(|draft| {
+                // One row more, for the token that is drawn behind a segment.
+                let context = context.min(draft.config.context);
+                let workspace = Workspace { rows: rows + 1, samples: wanted.lanes.get(), context };
+                draft.bind(cpu_backend(threads, arithmetic, workspace)?, &beside(&options))
+            })
+            .transpose()?;
+        // The plan is a promise: what was refused or granted must be what is allocated.
+        let planned = footprint.fixed + footprint.page * capacity.pages as u64;
+        let beside = draft.as_ref().map_or(0, |draft| draft.ledger().total_bytes());
+        let allocated = model.ledger().total_bytes() + beside;
+        ensure!(planned == allocated, "planned {planned} bytes, but allocated {allocated}");
+        Ok(Loaded { model, draft, capacity, duration: start.elapsed() })
+    }
+
+    /// What the model takes of the memory; `options.pages` does not matter.
+    fn footprint(&self, backend: &CpuOps, options: &LoadOptions) -> Result<Footprint> {
+        let &LoadOptions { kv_dtype, state_slots, drafts, drafting, .. } = options;
+        let states = self.config.delta_spec(state_slots, drafts);
+        let states = states.map_or(0, |spec| backend.state_pool_bytes(&spec)) as u64;
+        Ok(Footprint {
+            fixed: packed_weight_bytes(&self.gguf, backend, drafting)? + states,
+            page: self.config.geometry(kv_dtype, drafting).page_bytes as u64,
+        })
+    }
+
+    fn bind(&self, backend: CpuOps, options: &LoadOptions) -> Result<Model<CpuOps>> {
         let progress = Progress::bytes(format!("loading {}", self.name()), 0);
-        let model = Model::load(&self.gguf, backend, &options, &mut |at| {
+        let model = Model::load(&self.gguf, backend, options, &mut |at| {
             progress.set_of(at.bytes_done, at.bytes);
         })?;
         progress.finish();
-        // The plan is a promise: what was refused or granted must be what is allocated.
-        let planned = fixed + page_bytes * capacity.pages as u64;
-        let allocated = model.ledger().total_bytes();
-        ensure!(planned == allocated, "planned {planned} bytes, but allocated {allocated}");
-        Ok(Loaded { model, capacity, duration: start.elapsed() })
+        Ok(model)
     }
 }
 
 impl Loaded {
+    /// What the model takes, together with its draft model.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let limits = *self.model.limits();
+        let proposals = if self.draft.is_some() { limits.drafts } else { limits.proposals };
+        Limits { proposals, ..limits }
+    }
+
     /// Prints what was allocated.
     pub fn print_ledger(&self) {
         eprint!("{}", self.model.ledger());
+        if let Some(draft) = &self.draft {
+            eprint!("draft model\n{}", draft.ledger());
+        }
         let Capacity { max_context, .. } = self.capacity;
         eprintln!(
             "context {max_context} tokens, KV pool {} tokens in {} pages",

@@ -13,6 +13,7 @@ mod output;
 mod progress;
 mod serving;
 mod settings;
+mod speculating;
 
 use anyhow::Result;
 use clap::Parser;

@@ -3,7 +3,7 @@
 use crate::loading::{Loaded, OpenedModel};
 use crate::settings::{PoolSettings, ServerSettings, StepSettings};
 use anyhow::{Context, Result};
-use laneway_engine::{Engine, EngineConfig, EngineHandle};
+use laneway_engine::{Engine, EngineConfig, EngineHandle, Speculation, WithDraft};
 use laneway_serve::ServerConfig;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -35,16 +35,31 @@ impl Admission {
     }
 }
 
-/// Starts the engine over a loaded model.
-pub fn start_engine(loaded: Loaded, step: StepSettings, admission: Admission) -> EngineHandle {
+/// Starts the engine over a loaded model, and its draft model if it has one.
+///
+/// # Errors
+/// If the two do not go together.
+pub fn start_engine(
+    loaded: Loaded,
+    step: StepSettings,
+    admission: Admission,
+    speculation: Speculation,
+) -> Result<EngineHandle> {
     let config = EngineConfig {
         window: loaded.capacity.max_context,
         lanes: admission.lanes,
         pending_max: admission.pending_max,
         pending_timeout: admission.pending_timeout,
         chunk: step.prefill_chunk.get(),
+        speculation,
     };
-    Engine::spawn_calibrated(config, move || loaded.model)
+    Ok(match loaded.draft {
+        None => Engine::spawn_calibrated(config, move || loaded.model),
+        Some(draft) => {
+            let both = WithDraft::new(loaded.model, draft)?;
+            Engine::spawn_calibrated(config, move || both)
+        }
+    })
 }
 
 /// Takes the address before anything slow happens, so that a taken port is told at once.

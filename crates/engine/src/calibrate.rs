@@ -1,6 +1,6 @@
 //! Learning how fast an executor is before the first request.
 
-use laneway_execution::{Executor, PageId, SequenceId, StepBatch, StepOutput, pages_for};
+use laneway_execution::{Executor, PageId, SequenceId, SlotId, StepBatch, StepOutput, pages_for};
 use laneway_plan::{PrefillFit, attended_pairs};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ pub(crate) fn calibrate<E: Executor>(executor: &mut E, chunk: usize, fit: &mut P
     let tokens = vec![0; chunk];
     let mut batch = StepBatch::default();
     let mut output = StepOutput::default();
+    let slot = (limits.state_slots > 0).then_some(SlotId(0));
     let mut rows = FIRST_ROWS.min(chunk);
     let mut present = 0;
     // The first step touches memory for the first time, which no later one does.
@@ -29,7 +30,7 @@ pub(crate) fn calibrate<E: Executor>(executor: &mut E, chunk: usize, fit: &mut P
     while rows > 0 && pages_for(present + rows) <= limits.pages {
         let pages: Vec<PageId> = (0..).take(pages_for(present + rows)).map(PageId).collect();
         batch.clear();
-        batch.push_segment(SCRATCH, present, &tokens[..rows], &pages, None);
+        batch.push_segment(SCRATCH, present, &tokens[..rows], &pages, slot);
         let began = Instant::now();
         if let Err(error) = executor.step(&batch, &mut output) {
             tracing::debug!(%error, "calibration ended early");

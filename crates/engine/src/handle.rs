@@ -3,6 +3,7 @@
 use crate::ledger::{Ledger, Place, Status};
 use crate::request::{Ending, Event, EventSink, Failure, Outlet, Request, Stats, SubmitError};
 use crate::scheduler::{RequestId, SchedulerConfig};
+use crate::speculation::{Drafter, Speculation};
 use crate::worker::{self, Started, Submission};
 use crossbeam_channel::{Sender, bounded};
 use laneway_execution::{Executor, Limits};
@@ -31,6 +32,8 @@ pub struct EngineConfig {
     pub pending_timeout: Duration,
     /// Prompt tokens of one step.
     pub chunk: usize,
+    /// How requests are speculated on that do not say.
+    pub speculation: Speculation,
 }
 
 impl EngineConfig {
@@ -41,7 +44,8 @@ impl EngineConfig {
     }
 
     pub(crate) fn for_limits(self, limits: Limits) -> SchedulerConfig {
-        let Self { window, lanes, pending_max, pending_timeout, chunk } = self.bounded();
+        let Self { window, lanes, pending_max, pending_timeout, chunk, speculation } =
+            self.bounded();
         let reserve_output = RESERVE_OUTPUT;
         SchedulerConfig {
             window,
@@ -50,6 +54,7 @@ impl EngineConfig {
             pending_timeout,
             chunk,
             reserve_output,
+            speculation,
             limits,
         }
         .fitted()
@@ -143,6 +148,18 @@ impl EngineHandle {
     #[must_use]
     pub fn window(&self) -> usize {
         self.0.started.ledger.window()
+    }
+
+    /// How requests are speculated on that do not say.
+    #[must_use]
+    pub fn speculation(&self) -> Speculation {
+        self.0.started.ledger.speculation()
+    }
+
+    /// Most drafts of a step that `drafter` makes here for one sequence; 0 if it is not available.
+    #[must_use]
+    pub fn longest_draft(&self, drafter: Drafter) -> usize {
+        drafter.longest(self.0.started.ledger.limits())
     }
 
     /// How busy the engine is at this moment.

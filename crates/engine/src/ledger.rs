@@ -4,6 +4,8 @@
 
 use crate::request::SubmitError;
 use crate::scheduler::SchedulerConfig;
+use crate::speculation::{Speculation, SpeculationStats};
+use laneway_execution::Limits;
 use laneway_plan::PrefillCost;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,6 +30,8 @@ pub struct Status {
     pub pages: usize,
     /// Pages in use.
     pub pages_used: usize,
+    /// What came of speculation since the start.
+    pub speculation: SpeculationStats,
 }
 
 /// Where a request stands at its arrival.
@@ -49,6 +53,7 @@ pub(crate) struct Report {
     pub running: usize,
     pub lacks_pages: bool,
     pub pages_used: usize,
+    pub speculation: SpeculationStats,
     /// Predicted prefill of everything received.
     pub backlog: Duration,
     pub cost: PrefillCost,
@@ -88,6 +93,16 @@ impl Ledger {
 
     pub fn window(&self) -> usize {
         self.config.window
+    }
+
+    /// How requests are speculated on that do not say.
+    pub fn speculation(&self) -> Speculation {
+        self.config.speculation
+    }
+
+    /// What the executor was sized for.
+    pub fn limits(&self) -> &Limits {
+        &self.config.limits
     }
 
     /// Takes a request, or refuses it with the numbers.
@@ -146,6 +161,7 @@ impl Ledger {
             queue: state.outstanding - busy,
             pages: self.config.limits.pages,
             pages_used: state.report.pages_used,
+            speculation: state.report.speculation,
         }
     }
 
@@ -175,7 +191,6 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use laneway_execution::Limits;
 
     fn ledger() -> Ledger {
         let limits = Limits {
@@ -194,6 +209,7 @@ mod tests {
             pending_timeout: Duration::MAX,
             chunk: 64,
             reserve_output: 0,
+            speculation: Speculation::OFF,
             limits,
         };
         Ledger::new(config, PrefillCost { a: 1.0, b: 0.0, c: 0.0 })

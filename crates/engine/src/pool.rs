@@ -40,10 +40,23 @@ impl Pool {
         true
     }
 
+    /// Grows a block table towards `pages` pages, as far as there are any.
+    pub fn grow_some(&mut self, table: &mut Vec<PageId>, pages: usize) {
+        let most = table.len() + self.free.len();
+        let grown = self.grow(table, pages.min(most));
+        debug_assert!(grown, "no more is asked for than there is");
+    }
+
+    /// Takes the pages of a block table behind the first `pages` back.
+    pub fn shrink(&mut self, table: &mut Vec<PageId>, pages: usize) {
+        let kept = pages.min(table.len());
+        self.free.extend(table.drain(kept..).rev());
+        debug_assert!(self.free.len() <= self.pages, "a page came back twice");
+    }
+
     /// Takes all pages of a block table back.
     pub fn release(&mut self, table: &mut Vec<PageId>) {
-        self.free.extend(table.drain(..).rev());
-        debug_assert!(self.free.len() <= self.pages, "a page came back twice");
+        self.shrink(table, 0);
     }
 
     pub fn take_slot(&mut self) -> Option<SlotId> {
@@ -70,5 +83,19 @@ mod tests {
         pool.release(&mut first);
         assert!(pool.grow(&mut second, 3));
         assert_eq!((pool.used(), pool.capacity()), (3, 3));
+    }
+
+    #[test]
+    fn some_growth_takes_what_there_is_and_gives_it_back() {
+        let mut pool = Pool::new(3, 0);
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        assert!(pool.grow(&mut first, 1));
+        pool.grow_some(&mut second, 5);
+        assert_eq!((second.len(), pool.used()), (2, 3));
+        pool.grow_some(&mut first, 2);
+        assert_eq!(first.len(), 1, "there is none");
+        pool.shrink(&mut second, 1);
+        pool.grow_some(&mut first, 2);
+        assert_eq!((first.len(), second.len(), pool.used()), (2, 1, 3));
     }
 }

@@ -1,5 +1,6 @@
 //! What goes into the engine and what comes out: requests, events, refusals, measurements.
 
+use crate::speculation::{Speculation, SpeculationStats};
 use laneway_execution::{SamplingParams, TokenId};
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub struct Request {
     pub top_logprobs: usize,
     /// Report the probabilities of the prompt's tokens, too.
     pub score_prompt: bool,
+    /// How it is speculated on; none leaves that to the engine. It never changes the output.
+    pub speculation: Option<Speculation>,
 }
 
 /// What happens to a request. The last event is [`Event::Finished`] or [`Event::Failed`], and
@@ -130,6 +133,8 @@ pub struct Stats {
     pub ttft: Option<Duration>,
     /// From the first token to the end.
     pub decode: Duration,
+    /// What came of speculation.
+    pub speculation: SpeculationStats,
 }
 
 /// Why the engine does not take a request.

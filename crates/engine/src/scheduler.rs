@@ -2,20 +2,25 @@
 //! and events come out. It starts no thread, reads no clock and does no I/O, so that a run is a
 //! function of its inputs and replays exactly.
 //!
-//! - Strict order of arrival. A step holds one row of every decoding lane and one chunk of the
-//!   oldest prompt that is not complete.
+//! - Strict order of arrival. A step holds one row of every decoding lane, its drafts behind it,
+//!   and one chunk of the oldest prompt that is not complete.
 //! - A request gets a lane when its prompt and a reserve for its output have pages. Beyond the
 //!   reserve it grows page by page. When no page is left, the *youngest* lane is paused: it gives
 //!   its pages back, keeps its tokens, waits before all that never ran, and computes them again
 //!   later. Hence everything that runs is older than everything that waits, the oldest lane always
 //!   goes on, and what fits alone is never refused later.
+//! - Drafts take what nobody else needs: rows that the prompt leaves, and free pages, which are
+//!   given back when the step is over. So nobody waits or is paused for them.
 
 use crate::plan::{Part, Step};
 use crate::pool::Pool;
 use crate::request::{Ending, Event, Failure, FinishReason, Request, SubmitError};
 use crate::sequence::Sequence;
-use laneway_execution::{Limits, PAGE_TOKENS, PageId, StepBatch, StepOutput, pages_for};
-use laneway_plan::PrefillCost;
+use crate::speculation::{Speculation, SpeculationStats};
+use laneway_execution::{
+    Limits, PAGE_TOKENS, PageId, SampledToken, StepBatch, StepOutput, TokenId, pages_for,
+};
+use laneway_plan::{PrefillCost, RoundCost, RoundFit};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -41,6 +46,8 @@ pub struct SchedulerConfig {
     pub chunk: usize,
     /// Output tokens that have pages before a request runs.
     pub reserve_output: usize,
+    /// How requests are speculated on that do not say.
+    pub speculation: Speculation,
     /// What the executor was sized for.
     pub limits: Limits,
 }
@@ -100,6 +107,9 @@ pub struct Scheduler {
     /// In order of arrival.
     pub(crate) waiting: VecDeque<Sequence>,
     pub(crate) step: Step,
+    /// What steps without a prompt take.
+    pub(crate) rounds: RoundFit,
+    speculation: SpeculationStats,
     /// Cancelled while a step was under way.
     cancelled: Vec<RequestId>,
     pub(crate) notices: Vec<Notice>,
@@ -115,6 +125,8 @@ impl Scheduler {
             running: Vec::with_capacity(config.lanes),
             waiting: VecDeque::new(),
             step: Step::default(),
+            rounds: RoundFit::new(),
+            speculation: SpeculationStats::default(),
             cancelled: Vec::new(),
             notices: Vec::new(),
             config,
@@ -148,7 +160,7 @@ impl Scheduler {
         }
         let last = self.waiting.back().or(self.running.last());
         assert!(last.is_none_or(|last| last.id < id), "requests are numbered in order of arrival");
-        let sequence = Sequence::new(id, request, predicted_ttft, now);
+        let sequence = Sequence::new(id, request, &self.config, predicted_ttft, now);
         if sequence.prompt == 0 {
             // Nothing predicts the first token of an empty sequence.
             self.end(sequence, |stats| Ending::Failed { failure: Failure::Execution, stats }, now);
@@ -189,8 +201,12 @@ impl Scheduler {
             return;
         }
         let parts = std::mem::take(&mut self.step.parts);
-        for part in &parts {
-            self.commit_part(part, output, now);
+        if !parts.iter().any(|part| part.prefill) {
+            let rows = parts.iter().map(|part| part.rows).sum();
+            self.rounds.observe(rows, self.step.passes, now.saturating_sub(self.step.planned));
+        }
+        for (segment, part) in parts.iter().enumerate() {
+            self.commit_part(part, output, output.proposals_of(segment), now);
         }
         self.step.parts = parts;
         self.settle(now);
@@ -274,6 +290,18 @@ impl Scheduler {
         self.running.iter().map(|sequence| (sequence.id, &sequence.pages[..]))
     }
 
+    /// What came of speculation so far, over all requests.
+    #[must_use]
+    pub fn speculation(&self) -> &SpeculationStats {
+        &self.speculation
+    }
+
+    /// What a step without a prompt takes, as far as that is known.
+    #[must_use]
+    pub fn round_cost(&self) -> RoundCost {
+        self.rounds.cost()
+    }
+
     /// True if a lane is free and a request waits for pages.
     #[must_use]
     pub fn lacks_pages(&self) -> bool {
@@ -311,6 +339,7 @@ impl Scheduler {
         let Some(mut sequence) = self.running.pop() else { return };
         self.release(&mut sequence);
         sequence.computed = 0;
+        sequence.speculator.pause();
         sequence.pauses += 1;
         self.waiting.push_front(sequence);
     }
@@ -325,53 +354,38 @@ impl Scheduler {
                 self.waiting.push_front(sequence);
                 break;
             }
+            sequence.reserved = needed;
             sequence.slot = self.pool.take_slot();
             sequence.admitted = true;
             self.running.push(sequence);
         }
     }
 
-    fn commit_part(&mut self, part: &Part, output: &StepOutput, now: Duration) {
+    fn commit_part(
+        &mut self,
+        part: &Part,
+        output: &StepOutput,
+        proposals: &[TokenId],
+        now: Duration,
+    ) {
         let Some(lane) = self.running.iter().position(|one| one.id == part.id) else { return };
+        let (scores, draws) = output.samples[part.samples.clone()].split_at(part.scores);
         let sequence = &mut self.running[lane];
-        sequence.computed += part.rows;
-        let mut samples = output.samples[part.samples.clone()].iter();
-        let top = |range: &std::ops::Range<usize>| {
-            output.top.get(range.clone()).map(<[_]>::to_vec).unwrap_or_default()
-        };
-        if part.prefill && sequence.reported < sequence.prompt {
-            let (done, total) = (sequence.computed.min(sequence.prompt), sequence.prompt);
-            if done > sequence.reported {
-                sequence.reported = done;
-                let event = Event::PrefillProgress { done, total, cached: 0 };
-                self.notices.push(Notice::Event(part.id, event));
-            }
-        }
-        if sequence.request.score_prompt && part.first {
-            let token = sequence.tokens[0];
-            let event = Event::PromptToken { token, logprob: None, top: Vec::new() };
-            self.notices.push(Notice::Event(part.id, event));
-        }
-        for sample in samples.by_ref().take(part.scores) {
-            sequence.scored += 1;
-            let (token, logprob) = (sequence.tokens[sequence.scored], Some(sample.logprob));
-            let event = Event::PromptToken { token, logprob, top: top(&sample.top) };
-            self.notices.push(Notice::Event(part.id, event));
-        }
-        let mut ending = None;
+        // Whether drafts are among the sequence's tokens, only the draws tell.
+        sequence.computed += part.rows - sequence.speculator.drafts.len();
+        let notices = &mut self.notices;
+        let mut send = |event| notices.push(Notice::Event(part.id, event));
+        commit_prompt(sequence, part, scores, output, &mut send);
         if sequence.remaining() == 0 {
             sequence.times.prefill_end.get_or_insert(now);
         }
-        if let Some(sample) = samples.next() {
+        let mut ending = None;
+        if !draws.is_empty() {
             sequence.times.first_token.get_or_insert(now);
-            if sequence.request.end_tokens.contains(&sample.token) {
-                ending = Some(FinishReason::Stop);
-            } else {
-                let (token, logprob) = (sample.token, sample.logprob);
-                sequence.push(token);
-                let event = Event::Token { token, logprob, top: top(&sample.top) };
-                self.notices.push(Notice::Event(part.id, event));
-            }
+            let round;
+            (ending, round) = commit_draws(sequence, draws, output, &mut send);
+            self.speculation.add(&round);
+            sequence.speculator.propose(proposals);
         }
         if ending.is_none() && sequence.left() == 0 && sequence.computed >= sequence.prompt {
             ending = Some(FinishReason::Length);
@@ -382,9 +396,14 @@ impl Scheduler {
         }
     }
 
-    /// The step is over: what was cancelled meanwhile ends.
+    /// The step is over: pages that were for drafts are free, and what was cancelled meanwhile
+    /// ends.
     fn settle(&mut self, now: Duration) {
         self.step.clear();
+        for sequence in &mut self.running {
+            let own = sequence.own_pages();
+            self.pool.shrink(&mut sequence.pages, own);
+        }
         for id in std::mem::take(&mut self.cancelled) {
             self.cancel(id, now);
         }
@@ -412,4 +431,61 @@ impl Scheduler {
         self.release(&mut sequence);
         self.notices.push(Notice::End(sequence.id, ending(sequence.stats(now))));
     }
+}
+
+/// Takes in what a step says about a prompt: how far it is, and the probabilities of its tokens.
+fn commit_prompt(
+    sequence: &mut Sequence,
+    part: &Part,
+    scores: &[SampledToken],
+    output: &StepOutput,
+    send: &mut impl FnMut(Event),
+) {
+    let (done, total) = (sequence.computed.min(sequence.prompt), sequence.prompt);
+    if part.prefill && done > sequence.reported {
+        sequence.reported = done;
+        send(Event::PrefillProgress { done, total, cached: 0 });
+    }
+    if sequence.request.score_prompt && part.first {
+        let token = sequence.tokens[0];
+        send(Event::PromptToken { token, logprob: None, top: Vec::new() });
+    }
+    for sample in scores {
+        sequence.scored += 1;
+        let (token, logprob) = (sequence.tokens[sequence.scored], Some(sample.logprob));
+        send(Event::PromptToken { token, logprob, top: top(output, sample) });
+    }
+}
+
+/// Takes in the tokens that were drawn: the run of drafts that they confirm, and the one behind
+/// it. Tells whether they end the output, and what came of the drafts.
+fn commit_draws(
+    sequence: &mut Sequence,
+    draws: &[SampledToken],
+    output: &StepOutput,
+    send: &mut impl FnMut(Event),
+) -> (Option<FinishReason>, SpeculationStats) {
+    let pairs = sequence.speculator.drafts.iter().zip(draws);
+    let accepted = pairs.take_while(|(draft, drawn)| **draft == drawn.token).count();
+    let mut ending = None;
+    let mut emitted = 0;
+    for (place, sample) in draws.iter().take(accepted + 1).enumerate() {
+        let (token, logprob) = (sample.token, sample.logprob);
+        if sequence.request.end_tokens.contains(&token) {
+            ending = Some(FinishReason::Stop);
+            break;
+        }
+        sequence.push(token);
+        if place < accepted {
+            // Its row was part of the step.
+            sequence.computed += 1;
+            emitted += 1;
+        }
+        send(Event::Token { token, logprob, top: top(output, sample) });
+    }
+    (ending, sequence.speculator.verified(accepted, emitted))
+}
+
+fn top(output: &StepOutput, sample: &SampledToken) -> Vec<(TokenId, f32)> {
+    output.top.get(sample.top.clone()).map(<[_]>::to_vec).unwrap_or_default()
 }

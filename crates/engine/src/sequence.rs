@@ -1,8 +1,9 @@
 //! One request while the scheduler has it: tokens, pages, penalty counts, times.
 
 use crate::request::{Request, Stats};
-use crate::scheduler::RequestId;
-use laneway_execution::{PageId, SlotId, TokenCount, TokenId};
+use crate::scheduler::{RequestId, SchedulerConfig};
+use crate::speculation::Speculator;
+use laneway_execution::{PAGE_TOKENS, PageId, SlotId, TokenCount, TokenId, pages_for};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -17,8 +18,11 @@ pub(crate) struct Sequence {
     /// Positions that are in the pages.
     pub computed: usize,
     pub pages: Vec<PageId>,
+    /// Pages that it got when it was admitted; it keeps them while it runs.
+    pub reserved: usize,
     pub slot: Option<SlotId>,
     pub counts: Counts,
+    pub speculator: Speculator,
     /// Prompt tokens whose probability has been reported, the first one not counted.
     pub scored: usize,
     /// Prompt tokens that were reported as computed.
@@ -40,7 +44,15 @@ pub(crate) struct Times {
 }
 
 impl Sequence {
-    pub fn new(id: RequestId, mut request: Request, predicted: Duration, now: Duration) -> Self {
+    pub fn new(
+        id: RequestId,
+        mut request: Request,
+        config: &SchedulerConfig,
+        predicted: Duration,
+        now: Duration,
+    ) -> Self {
+        let tokens_max = request.prompt.len() + request.max_tokens;
+        let speculation = request.speculation.unwrap_or(config.speculation);
         let tokens = std::mem::take(&mut request.prompt);
         let mut counts = Counts::default();
         if request.sampling.uses_counts() {
@@ -54,8 +66,15 @@ impl Sequence {
             tokens,
             computed: 0,
             pages: Vec::new(),
+            reserved: 0,
             slot: None,
             counts,
+            speculator: Speculator::new(
+                speculation,
+                &config.limits,
+                request.max_tokens,
+                tokens_max,
+            ),
             scored: 0,
             reported: 0,
             times: Times {
@@ -90,6 +109,17 @@ impl Sequence {
         self.request.max_tokens - self.generated()
     }
 
+    /// Pages that it needs for what it has and was promised; what it holds beyond them is for
+    /// drafts.
+    pub fn own_pages(&self) -> usize {
+        self.reserved.max(pages_for(self.tokens.len()))
+    }
+
+    /// Tokens that its pages have room for beyond those it has.
+    pub fn room(&self) -> usize {
+        (self.pages.len() * PAGE_TOKENS).saturating_sub(self.tokens.len())
+    }
+
     /// Adds a drawn token.
     pub fn push(&mut self, token: TokenId) {
         self.tokens.push(token);
@@ -111,6 +141,7 @@ impl Sequence {
             predicted_ttft,
             ttft: first_token.map(|first| first.saturating_sub(arrival)),
             decode: first_token.map_or(Duration::ZERO, |first| now.saturating_sub(first)),
+            speculation: self.speculator.stats,
         }
     }
 }
@@ -131,7 +162,36 @@ impl Counts {
         self.entries[place].generated += generated;
     }
 
-    pub fn entries(&self) -> &[TokenCount] {
-        &self.entries
+    /// Appends the counts as they are once the tokens `more` have been generated, too.
+    pub fn append_with(&self, more: &[TokenId], counts: &mut Vec<TokenCount>) {
+        let first = counts.len();
+        counts.extend_from_slice(&self.entries);
+        let known = counts.len();
+        for &token in more {
+            let place = self.places.get(&token).map(|place| first + place);
+            let new = || counts[known..].iter().position(|count| count.token == token);
+            match place.or_else(|| new().map(|place| known + place)) {
+                Some(place) => counts[place].generated += 1,
+                None => counts.push(TokenCount { token, generated: 1 }),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_ahead_are_those_that_come() {
+        let mut counts = Counts::default();
+        for (token, generated) in [(5, 0), (6, 0), (5, 1)] {
+            counts.add(token, generated);
+        }
+        let more = [6, 9, 9, 5, 8];
+        let mut ahead = vec![TokenCount { token: 1, generated: 1 }];
+        counts.append_with(&more, &mut ahead);
+        more.iter().for_each(|&token| counts.add(token, 1));
+        assert_eq!(ahead[1..], counts.entries);
     }
 }

@@ -229,6 +229,7 @@ impl<E: Executor> Worker<E> {
             running: self.scheduler.running(),
             lacks_pages: self.scheduler.lacks_pages(),
             pages_used: self.scheduler.pages_used(),
+            speculation: *self.scheduler.speculation(),
             backlog: self.scheduler.backlog(&cost),
             cost,
             step,

@@ -1,11 +1,11 @@
 //! Equal prompts that arrive together: lane k waits k times as long as lane 1, and knows it.
 
 use laneway_engine::{
-    Ending, Event, Notice, Request, RequestId, Scheduler, SchedulerConfig, Stats,
+    Ending, Event, Notice, Request, RequestId, Scheduler, SchedulerConfig, Speculation, Stats,
 };
 use laneway_execution::{Executor as _, Limits, SamplingParams, StepBatch, StepOutput, TokenId};
 use laneway_plan::PrefillFit;
-use laneway_sim::{SimClock, SimConfig, SimExecutor, StepCost};
+use laneway_sim::{SimClock, SimConfig, SimDrafter, SimExecutor, StepCost};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
@@ -40,12 +40,14 @@ impl Engine {
             pending_timeout: Duration::MAX,
             chunk: CHUNK,
             reserve_output: 64,
+            speculation: Speculation::OFF,
             limits,
         };
         let clock = SimClock::default();
-        let cost = StepCost { step: 2e6, row: 1e5, pair: 20.0 };
+        let cost = StepCost { step: 2e6, row: 1e5, pair: 20.0, pass: 0.0 };
         let faults = HashMap::new();
-        let sim = SimConfig { vocab_size: 1000, limits, cost, faults, script: Vec::new() };
+        let (script, drafter) = (Vec::new(), SimDrafter::default());
+        let sim = SimConfig { vocab_size: 1000, limits, cost, faults, script, drafter };
         Self {
             scheduler: Scheduler::new(config),
             executor: SimExecutor::new(sim, clock.clone()),
@@ -69,6 +71,7 @@ impl Engine {
             end_tokens: Vec::new(),
             top_logprobs: 0,
             score_prompt: false,
+            speculation: None,
         };
         self.scheduler.submit(id, request, predicted, self.clock.now()).unwrap();
         id

@@ -6,23 +6,22 @@
 mod support;
 
 use laneway_engine::{
-    Ending, Event, Failure, FinishReason, Notice, Request, RequestId, Scheduler, SchedulerConfig,
-    SubmitError,
+    DraftLength, Drafter, Ending, Event, Failure, FinishReason, Notice, Request, RequestId,
+    Scheduler, SchedulerConfig, Speculation, SpeculationStats, SubmitError, WithDraft,
 };
 use laneway_execution::{
-    Executor as _, Limits, SamplingKey, SamplingParams, StepBatch, StepOutput, TokenCount, TokenId,
+    Executor, Limits, SamplingKey, SamplingParams, StepBatch, StepOutput, TokenCount, TokenId,
 };
-use laneway_sim::{Fault, Prefix, SimClock, SimConfig, SimExecutor, StepCost, draw, score};
+use laneway_sim::{
+    Fault, Prefix, SimClock, SimConfig, SimDrafter, SimExecutor, StepCost, draw, score,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
-use support::Random;
+use support::{Random, Unsure};
 
 /// Schedules of one run.
-const SCHEDULES: u64 = 2500;
-
-/// Small, so that end tokens are drawn and penalties have repetitions to count.
-const VOCAB: usize = 40;
+const SCHEDULES: u64 = 4000;
 
 #[test]
 fn every_schedule_keeps_the_invariants() {
@@ -42,7 +41,8 @@ fn every_schedule_keeps_the_invariants() {
     }
     // Random schedules prove nothing about what never comes up in them.
     println!("{seen:?}");
-    let Seen { finished, stopped, cancelled, timeouts, full, too_long, pauses, faults } = seen;
+    let Seen { finished, stopped, cancelled, timeouts, full, too_long, pauses, faults, .. } = seen;
+    let Seen { rounds, accepted, partly, ended_inside, cancelled_inside, .. } = seen;
     for (what, times) in [
         ("finished", finished),
         ("stopped", stopped),
@@ -52,6 +52,11 @@ fn every_schedule_keeps_the_invariants() {
         ("too long", too_long),
         ("pauses", pauses),
         ("faults", faults),
+        ("rounds", rounds),
+        ("accepted", accepted),
+        ("partly accepted rounds", partly),
+        ("ends inside a round", ended_inside),
+        ("cancellations inside a round", cancelled_inside),
     ] {
         assert!(times > 100, "{what} came up only {times} times");
     }
@@ -68,6 +73,11 @@ struct Seen {
     too_long: usize,
     pauses: usize,
     faults: usize,
+    rounds: usize,
+    accepted: usize,
+    partly: usize,
+    ended_inside: usize,
+    cancelled_inside: usize,
 }
 
 impl Seen {
@@ -80,6 +90,11 @@ impl Seen {
         self.too_long += more.too_long;
         self.pauses += more.pauses;
         self.faults += more.faults;
+        self.rounds += more.rounds;
+        self.accepted += more.accepted;
+        self.partly += more.partly;
+        self.ended_inside += more.ended_inside;
+        self.cancelled_inside += more.cancelled_inside;
     }
 }
 
@@ -99,7 +114,8 @@ struct Track {
 struct Schedule {
     random: Random,
     scheduler: Scheduler,
-    executor: SimExecutor,
+    executor: Box<dyn Executor>,
+    vocab_size: usize,
     clock: SimClock,
     tracks: BTreeMap<RequestId, Track>,
     /// Who got a first token, in that order.
@@ -123,23 +139,27 @@ impl Schedule {
         let pages = random.pick(&[2, 4, 5, 6, 7, 9, 12, 24]);
         let limits = Limits {
             pages,
-            state_slots: 0,
-            rows_per_step: random.pick(&[lanes + 1, chunk, chunk + lanes]),
-            samples_per_step: random.pick(&[lanes, lanes + 3, chunk + lanes]),
+            state_slots: random.pick(&[0, lanes, lanes + 2]),
+            rows_per_step: random.pick(&[lanes + 1, chunk, chunk + lanes, chunk + 4 * lanes]),
+            samples_per_step: random.pick(&[lanes, lanes + 3, chunk + lanes, 5 * lanes]),
             top_logprobs: 3,
-            drafts: 0,
-            proposals: 0,
+            drafts: random.pick(&[0, 1, 3, 8, 30]),
+            proposals: random.pick(&[0, 1, 3, 5]),
         };
-        let config = SchedulerConfig {
-            window: random.pick(&[128, 500, 2000, 2000]),
-            lanes,
-            pending_max: random.below(7),
-            pending_timeout: Duration::from_micros(random.pick(&[20, 500, 5000, 1 << 40, 1 << 40])),
-            chunk,
-            reserve_output: random.pick(&[0, 0, 1, 64]),
+        // Small, so that end tokens are drawn and penalties have repetitions to count; tiny, so
+        // that a sequence repeats itself.
+        let vocab_size = random.pick(&[40, 40, 3]);
+        let sim = SimConfig {
+            vocab_size,
             limits,
+            cost: StepCost { step: 1000.0, row: 100.0, pair: 1.0, pass: 50.0 },
+            faults: HashMap::new(),
+            script: Vec::new(),
+            drafter: SimDrafter {
+                seed,
+                accuracy: random.pick(&[vec![1.0], vec![0.9, 0.7, 0.4], vec![0.5], Vec::new()]),
+            },
         };
-        let scheduler = Scheduler::new(config);
         let faulty = random.below(8) == 0;
         let mut faults = HashMap::new();
         if faulty {
@@ -151,18 +171,34 @@ impl Schedule {
             }
         }
         let clock = SimClock::default();
-        let cost = StepCost { step: 1000.0, row: 100.0, pair: 1.0 };
-        let sim = SimConfig { vocab_size: VOCAB, limits, cost, faults, script: Vec::new() };
+        let drafts = limits.drafts > 0 && random.below(3) == 0;
+        let executor: Box<dyn Executor> = if drafts {
+            Box::new(with_draft(&mut random, sim, faults, &clock))
+        } else {
+            Box::new(SimExecutor::new(SimConfig { faults, ..sim }, clock.clone()))
+        };
+        let config = SchedulerConfig {
+            window: random.pick(&[128, 500, 2000, 2000]),
+            lanes,
+            pending_max: random.below(7),
+            pending_timeout: Duration::from_micros(random.pick(&[20, 500, 5000, 1 << 40, 1 << 40])),
+            chunk,
+            reserve_output: random.pick(&[0, 0, 1, 64]),
+            speculation: speculation(&mut random),
+            limits: *executor.limits(),
+        };
+        let scheduler = Scheduler::new(config);
         Self {
             scheduler,
-            executor: SimExecutor::new(sim, clock.clone()),
+            executor,
+            vocab_size,
             clock,
             tracks: BTreeMap::new(),
             firsts: Vec::new(),
             to_come: 1 + random.below(16),
             next: 1,
             hasty: random.below(2) == 0,
-            steadiness: random.pick(&[10, 100, 1000, usize::MAX]),
+            steadiness: random.pick(&[5, 30, 100, 1000, usize::MAX]),
             steps_max: 0,
             steps: 0,
             faulty,
@@ -185,13 +221,16 @@ impl Schedule {
                 assert_eq!(self.scheduler.outstanding(), 0, "somebody is there, nobody runs");
                 continue;
             }
-            let chunks = batch.segments.iter().filter(|segment| segment.rows.len() > 1);
+            let chunks = batch.segments.iter().filter(|one| one.rows.len() - one.drafts > 1);
             assert!(chunks.count() <= 1, "one chunk a step");
             self.steps += 1;
             assert!(self.steps <= self.steps_max, "more steps than the oldest ones can need");
             let result = self.executor.step(&batch, &mut output);
             // Some change their minds while the step runs.
             self.cancellations();
+            if result.is_ok() {
+                self.look_at_rounds(&batch, &output);
+            }
             let now = self.clock.now();
             match result {
                 Ok(()) => self.scheduler.commit(&output, now),
@@ -230,7 +269,7 @@ impl Schedule {
                 Ok(()) => {
                     assert!(needed <= config.window && !full);
                     self.steps_max += steps_max(&request, &config);
-                    let (solo, ends) = solo(&request);
+                    let (solo, ends) = solo(&request, self.vocab_size);
                     let track = Track {
                         request,
                         solo,
@@ -267,7 +306,8 @@ impl Schedule {
         let edge = random.pick(&[chunk, 2 * chunk, 64, 128, 192, 1]);
         let length = (edge + random.below(3)).saturating_sub(1).max(1);
         let length = if random.below(3) == 0 { 1 + random.below(300) } else { length };
-        let prompt = (0..length).map(|_| random.below(VOCAB) as TokenId).collect();
+        let vocab_size = self.vocab_size;
+        let prompt = (0..length).map(|_| random.below(vocab_size) as TokenId).collect();
         let penalties = SamplingParams { repetition_penalty: 1.5, ..SamplingParams::PLAIN };
         let max_tokens = random.pick(&[0, 1, 2, 10, 64, 65, 130, 200]);
         Request {
@@ -279,6 +319,7 @@ impl Schedule {
             end_tokens: if random.below(4) == 0 { vec![0, 7] } else { Vec::new() },
             top_logprobs: random.below(3),
             score_prompt: random.below(4) == 0,
+            speculation: (random.below(3) == 0).then(|| speculation(random)),
         }
     }
 
@@ -294,6 +335,22 @@ impl Schedule {
             if let Some(track) = self.tracks.get_mut(&id) {
                 track.cancelled = true;
             }
+        }
+    }
+
+    /// Counts what came of the drafts of a step.
+    fn look_at_rounds(&mut self, batch: &StepBatch, output: &StepOutput) {
+        for segment in batch.segments.iter().filter(|segment| segment.drafts > 0) {
+            let accepted = batch.accepted(segment, &output.samples);
+            let track = &self.tracks[&RequestId(segment.sequence.0)];
+            let first = segment.rows.end - segment.drafts;
+            let run = &batch.tokens[first..first + accepted];
+            let ends = run.iter().any(|token| track.request.end_tokens.contains(token));
+            self.seen.rounds += 1;
+            self.seen.accepted += accepted;
+            self.seen.partly += usize::from(accepted > 0 && accepted < segment.drafts);
+            self.seen.ended_inside += usize::from(ends);
+            self.seen.cancelled_inside += usize::from(track.cancelled);
         }
     }
 
@@ -338,6 +395,7 @@ impl Schedule {
                             }
                             self.seen.finished += 1;
                             self.seen.stopped += usize::from(reason == FinishReason::Stop);
+                            check_speculation(&stats.speculation, stats.generated);
                             self.seen.pauses += stats.pauses;
                         }
                         Ending::Failed { failure: Failure::QueueTimeout { waited }, .. } => {
@@ -415,8 +473,54 @@ fn steps_max(request: &Request, config: &SchedulerConfig) -> usize {
     tokens.div_ceil(rows.max(1)) + request.max_tokens + 1
 }
 
-/// What a request says when it runs alone, by the simulated model's own definition.
-fn solo(request: &Request) -> (Vec<TokenId>, FinishReason) {
+/// Any way to speculate, available or not.
+fn speculation(random: &mut Random) -> Speculation {
+    Speculation {
+        drafter: random.pick(&[Drafter::Off, Drafter::Model, Drafter::Model, Drafter::Ngram]),
+        length: random.pick(&[
+            DraftLength::Auto,
+            DraftLength::Auto,
+            DraftLength::Fixed(1),
+            DraftLength::Fixed(4),
+            DraftLength::Fixed(100),
+        ]),
+    }
+}
+
+/// A model with a draft model that is as sure of itself as may be, and as large as need be.
+fn with_draft(
+    random: &mut Random,
+    sim: SimConfig,
+    faults: HashMap<u64, Fault>,
+    clock: &SimClock,
+) -> WithDraft<SimExecutor, Unsure> {
+    let target = Limits { proposals: 0, ..sim.limits };
+    let draft = Limits {
+        pages: target.pages + random.below(2),
+        state_slots: random.pick(&[0, 2 * target.state_slots.max(8)]),
+        rows_per_step: target.rows_per_step + 1 + random.below(4),
+        samples_per_step: 1 + random.below(9),
+        drafts: 0,
+        ..target
+    };
+    let probability = random.pick(&[0.0, 0.3, 1.0]);
+    // Its steps take no time of their own, and its faults are those of the whole.
+    let draft = SimConfig { limits: draft, cost: StepCost::default(), ..sim.clone() };
+    let draft = Unsure::new(SimExecutor::new(draft, clock.clone()), probability);
+    let target = SimExecutor::new(SimConfig { limits: target, faults, ..sim }, clock.clone());
+    WithDraft::new(target, draft).expect("they fit")
+}
+
+fn check_speculation(stats: &SpeculationStats, generated: usize) {
+    let SpeculationStats { rounds, drafted, accepted, accepted_at } = stats;
+    assert!(rounds <= drafted && accepted <= drafted && *accepted <= generated);
+    assert_eq!(accepted_at.iter().map(|&times| times as usize).sum::<usize>(), *accepted);
+    assert!(accepted_at.is_sorted_by(|earlier, later| earlier >= later));
+}
+
+/// What a request says when it runs alone and without speculation, by the simulated model's own
+/// definition.
+fn solo(request: &Request, vocab_size: usize) -> (Vec<TokenId>, FinishReason) {
     let mut prefix = Prefix::of(&request.prompt);
     let mut counts: BTreeMap<TokenId, u32> = BTreeMap::new();
     if request.sampling.uses_counts() {
@@ -428,7 +532,7 @@ fn solo(request: &Request) -> (Vec<TokenId>, FinishReason) {
         let key = SamplingKey { seed: request.seed, position };
         let counted: Vec<_> =
             counts.iter().map(|(&token, &generated)| TokenCount { token, generated }).collect();
-        let token = draw(prefix, key, &counted, &request.biases, VOCAB);
+        let token = draw(prefix, key, &counted, &request.biases, vocab_size);
         if request.end_tokens.contains(&token) {
             return (tokens, FinishReason::Stop);
         }

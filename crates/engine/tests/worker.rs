@@ -3,13 +3,13 @@
 use crossbeam_channel::{Receiver, Sender, bounded};
 use laneway_engine::{
     Engine, EngineConfig, EngineHandle, Event, EventSink, Failure, FinishReason, Request,
-    RequestGuard, SubmitError,
+    RequestGuard, Speculation, SubmitError,
 };
 use laneway_execution::{
     ExecutionError, Executor, Geometry, Limits, PageId, SamplingParams, StepBatch, StepOutput,
     TokenId,
 };
-use laneway_sim::{Fault, SimClock, SimConfig, SimExecutor, StepCost};
+use laneway_sim::{Fault, SimClock, SimConfig, SimDrafter, SimExecutor, StepCost};
 use std::time::Duration;
 
 const VOCAB: usize = 500;
@@ -35,6 +35,7 @@ fn config(lanes: usize) -> EngineConfig {
         pending_max: 2,
         pending_timeout: Duration::from_secs(600),
         chunk: 32,
+        speculation: Speculation::OFF,
     }
 }
 
@@ -45,6 +46,7 @@ fn simulated(faults: &[(u64, Fault)]) -> SimExecutor {
         cost: StepCost::default(),
         faults: faults.iter().copied().collect(),
         script: Vec::new(),
+        drafter: SimDrafter::default(),
     };
     SimExecutor::new(config, SimClock::default())
 }
@@ -59,6 +61,7 @@ fn request(prompt: usize, max_tokens: usize) -> Request {
         end_tokens: Vec::new(),
         top_logprobs: 0,
         score_prompt: false,
+        speculation: None,
     }
 }
 

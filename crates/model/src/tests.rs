@@ -233,6 +233,75 @@ fn a_copied_page_continues_like_the_original() {
     assert_eq!(copied, step_on(&mut model, 3, 3, &[7]));
 }
 
+/// Runs one segment whose last `drafts` tokens are drafts, and samples them and the row before.
+fn round(
+    model: &mut Model<ReferenceOps>,
+    start: usize,
+    tokens: &[TokenId],
+    drafts: usize,
+) -> (usize, StepOutput) {
+    let mut batch = StepBatch::default();
+    batch.push_segment(SequenceId(1), start, tokens, &[PageId(4), PageId(1)], None);
+    batch.segments[0].drafts = drafts;
+    let first = tokens.len() - 1 - drafts;
+    batch.samples.extend((first..tokens.len()).map(|row| sample(row, 5)));
+    let mut output = StepOutput::default();
+    model.step(&batch, &mut output).unwrap();
+    (batch.accepted(&batch.segments[0], &output.samples), output)
+}
+
+/// What followed when the text last said its last token.
+fn lookup(tokens: &[TokenId], count: usize) -> Vec<TokenId> {
+    let Some((last, before)) = tokens.split_last() else { return Vec::new() };
+    let place = before.iter().rposition(|token| token == last);
+    place.map_or(Vec::new(), |place| tokens[place + 1..].iter().take(count).copied().collect())
+}
+
+#[test]
+fn verified_drafts_give_the_bits_of_plain_decoding() {
+    let recipe = Recipe::default();
+    let file = TestFile::new(&recipe);
+    // Across the edge of a page.
+    let prompt: Vec<TokenId> = (0..58).map(|token| token % 7).collect();
+    let wanted = 40;
+    let exact = |output: &StepOutput, index: usize| {
+        let sample = &output.samples[index];
+        let top = output.top[sample.top.clone()].iter().map(|&(token, p)| (token, p.to_bits()));
+        (sample.token, sample.logprob.to_bits(), top.collect::<Vec<_>>())
+    };
+    let mut model = load(&recipe, &file).unwrap();
+    let mut tokens = prompt.clone();
+    let mut plain = vec![exact(&round(&mut model, 0, &prompt, 0).1, 0)];
+    while plain.len() < wanted {
+        tokens.push(plain.last().unwrap().0);
+        plain
+            .push(exact(&round(&mut model, tokens.len() - 1, &tokens[tokens.len() - 1..], 0).1, 0));
+    }
+    let most = model.limits().drafts;
+    assert!(most > 0);
+    let mut model = load(&recipe, &file).unwrap();
+    let mut tokens = prompt.clone();
+    let mut found = vec![exact(&round(&mut model, 0, &prompt, 0).1, 0)];
+    let (mut rounds, mut right, mut wrong) = (0, 0, 0);
+    while found.len() < wanted {
+        tokens.push(found.last().unwrap().0);
+        let start = tokens.len() - 1;
+        let mut drafts = lookup(&tokens, most);
+        if rounds % 3 == 0 {
+            // What comes, and then something else.
+            drafts = plain[found.len()..].iter().take(4).map(|token| token.0).collect();
+            drafts.push((rounds % recipe.vocabulary) as TokenId);
+        }
+        let segment = [&tokens[start..], &drafts].concat();
+        let (accepted, output) = round(&mut model, start, &segment, drafts.len());
+        tokens.extend(&drafts[..accepted]);
+        found.extend((0..=accepted).map(|index| exact(&output, index)));
+        (rounds, right, wrong) = (rounds + 1, right + accepted, wrong + drafts.len() - accepted);
+    }
+    assert_eq!(found[..wanted], plain[..]);
+    assert!(right > 10 && wrong > 3, "{right} drafts were right, {wrong} wrong");
+}
+
 #[test]
 fn refused_steps_change_nothing() {
     let recipe = Recipe::default();

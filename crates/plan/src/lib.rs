@@ -2,9 +2,10 @@
 #![forbid(unsafe_code)]
 
 mod capacity;
+mod fit;
 mod time;
 
 pub use capacity::{
     ElementBits, KvShape, MemoryLedger, NoRoom, WindowDemand, auto_pages, pool_pages,
 };
-pub use time::{PrefillCost, PrefillFit, attended_pairs};
+pub use time::{PrefillCost, PrefillFit, RoundCost, RoundFit, attended_pairs};

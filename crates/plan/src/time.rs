@@ -1,12 +1,13 @@
-//! Time arithmetic: what a prefill takes, learned from what steps took.
+//! Time arithmetic: what a prefill and a round of decoding take, learned from what steps took.
 
+use crate::fit::LinearFit;
 use std::time::Duration;
 
-/// Weight that an observation keeps when the next one arrives.
+/// Weight that a step keeps when the next one arrives.
 const FORGETTING: f64 = 0.98;
 
-/// Share of the squared error that one more coefficient has to explain to be believed.
-const WORTH_A_COEFFICIENT: f64 = 1e-4;
+/// The same for steps of decoding, of which there are many more.
+const FORGETTING_ROUNDS: f64 = 0.995;
 
 /// Coefficients of prefill time, in seconds:
 /// `t(B, S) = a·S + b·(B·S + S(S+1)/2) + c·chunks` for `S` new tokens behind `B` present ones.
@@ -40,117 +41,96 @@ pub fn attended_pairs(present: usize, new: usize) -> f64 {
 
 /// Learns a [`PrefillCost`] online: non-negative least squares of the relative error, in which
 /// older steps count less and less.
-#[derive(Clone, Debug, Default)]
-pub struct PrefillFit {
-    /// Normal equations: `gram · coefficients = moments`.
-    gram: [[f64; 3]; 3],
-    moments: [f64; 3],
-    /// Squared length of the observed side, in the same weights.
-    total: f64,
-    cost: PrefillCost,
-}
+#[derive(Clone, Debug)]
+pub struct PrefillFit(LinearFit);
 
 impl PrefillFit {
     /// Nothing is known: every prediction is zero.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self(LinearFit::new(FORGETTING))
     }
 
     /// Takes in one step of `rows` tokens, `pairs` attended pairs and `took` time.
     pub fn observe(&mut self, rows: usize, pairs: f64, took: Duration) {
-        let seconds = took.as_secs_f64();
-        if rows == 0 || seconds <= 0.0 || !pairs.is_finite() {
-            return;
+        if rows > 0 {
+            self.0.observe([rows as f64, pairs, 1.0], took.as_secs_f64());
         }
-        // Divided by the time it took, so that a short step counts as much as a long one.
-        let features = [rows as f64, pairs, 1.0].map(|feature| feature / seconds);
-        for (row, &left) in features.iter().enumerate() {
-            for (column, &right) in features.iter().enumerate() {
-                self.gram[row][column] = self.gram[row][column] * FORGETTING + left * right;
-            }
-            self.moments[row] = self.moments[row] * FORGETTING + left;
-        }
-        self.total = self.total * FORGETTING + 1.0;
-        self.solve();
     }
 
     /// The best coefficients so far; all zero before the first observation.
     #[must_use]
     pub fn cost(&self) -> PrefillCost {
-        self.cost
+        let [a, b, c] = self.0.coefficients();
+        PrefillCost { a, b, c }
+    }
+}
+
+impl Default for PrefillFit {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Coefficients of a step in which sequences only go on, in seconds:
+/// `t(R, P) = base + row·R + pass·P` for `R` rows, and `P` drafts proposed one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RoundCost {
+    /// Seconds a step.
+    pub base: f64,
+    /// Seconds a row.
+    pub row: f64,
+    /// Seconds a pass of the drafter.
+    pub pass: f64,
+}
+
+impl RoundCost {
+    /// Seconds that a step takes.
+    #[must_use]
+    pub fn seconds(&self, rows: usize, passes: usize) -> f64 {
+        self.base + self.row * rows as f64 + self.pass * passes as f64
+    }
+}
+
+/// Learns a [`RoundCost`] online, like [`PrefillFit`].
+#[derive(Clone, Debug)]
+pub struct RoundFit {
+    fit: LinearFit,
+    rounds: usize,
+}
+
+impl RoundFit {
+    /// Nothing is known: every prediction is zero.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { fit: LinearFit::new(FORGETTING_ROUNDS), rounds: 0 }
     }
 
-    /// Tries every set of coefficients, the simplest first, which for three of them is cheaper
-    /// than being clever.
-    fn solve(&mut self) {
-        const SETS: [&[usize]; 7] = [&[0], &[0, 1], &[0, 2], &[0, 1, 2], &[1], &[2], &[1, 2]];
-        let mut best: Option<(f64, [f64; 3])> = None;
-        for set in SETS {
-            let Some(solution) = self.solve_for(set) else { continue };
-            let error = self.error(&solution);
-            let enough = WORTH_A_COEFFICIENT * 1e-4 * self.total;
-            if best.is_none_or(|(least, _)| error < least * (1.0 - WORTH_A_COEFFICIENT) - enough) {
-                best = Some((error, solution));
-            }
-        }
-        if let Some((_, [a, b, c])) = best {
-            self.cost = PrefillCost { a, b, c };
+    /// Takes in one step of `rows` rows and `passes` passes of the drafter.
+    pub fn observe(&mut self, rows: usize, passes: usize, took: Duration) {
+        if rows > 0 && took > Duration::ZERO {
+            self.fit.observe([1.0, rows as f64, passes as f64], took.as_secs_f64());
+            self.rounds = self.rounds.saturating_add(1);
         }
     }
 
-    fn error(&self, solution: &[f64; 3]) -> f64 {
-        let mut error = self.total;
-        for row in 0..3 {
-            error -= 2.0 * solution[row] * self.moments[row];
-            for (column, &other) in solution.iter().enumerate() {
-                error += solution[row] * self.gram[row][column] * other;
-            }
-        }
-        error.max(0.0)
+    /// Steps that were taken in.
+    #[must_use]
+    pub fn rounds(&self) -> usize {
+        self.rounds
     }
 
-    /// Coefficients of `set`, the others zero; none if they are not determined or one is negative.
-    fn solve_for(&self, set: &[usize]) -> Option<[f64; 3]> {
-        let size = set.len();
-        // Scaled to a diagonal of ones, so that one tolerance fits all units.
-        let scale: Vec<f64> = set.iter().map(|&index| self.gram[index][index].sqrt()).collect();
-        if scale.iter().any(|&scale| scale <= 0.0) {
-            return None;
-        }
-        let mut matrix = [[0.0; 4]; 3];
-        for row in 0..size {
-            for column in 0..size {
-                let entry = self.gram[set[row]][set[column]];
-                matrix[row][column] = entry / (scale[row] * scale[column]);
-            }
-            matrix[row][3] = self.moments[set[row]] / scale[row];
-        }
-        for pivot in 0..size {
-            // The matrix is positive semi-definite: no exchange of rows is needed.
-            let head = matrix[pivot][pivot];
-            if head < 1e-9 {
-                return None;
-            }
-            let pivot_row = matrix[pivot];
-            for (row, entries) in matrix.iter_mut().enumerate().take(size) {
-                if row != pivot {
-                    let factor = entries[pivot] / head;
-                    for (entry, above) in entries.iter_mut().zip(pivot_row) {
-                        *entry -= factor * above;
-                    }
-                }
-            }
-        }
-        let mut solution = [0.0; 3];
-        for row in 0..size {
-            let value = matrix[row][3] / matrix[row][row] / scale[row];
-            if !value.is_finite() || value < 0.0 {
-                return None;
-            }
-            solution[set[row]] = value;
-        }
-        Some(solution)
+    /// The best coefficients so far; all zero before the first observation.
+    #[must_use]
+    pub fn cost(&self) -> RoundCost {
+        let [base, row, pass] = self.fit.coefficients();
+        RoundCost { base, row, pass }
+    }
+}
+
+impl Default for RoundFit {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -221,5 +201,19 @@ mod tests {
             }
         }
         assert!(close(fit.cost().time(0, 640, 128), fast.time(0, 640, 128)));
+    }
+
+    #[test]
+    fn rounds_are_told_apart_by_rows_and_passes() {
+        let cost = RoundCost { base: 4e-3, row: 2e-4, pass: 5e-4 };
+        let mut fit = RoundFit::new();
+        for round in 0..30 {
+            let (drafts, passes) = (round % 4, round % 3);
+            let took = Duration::from_secs_f64(cost.seconds(1 + drafts, passes));
+            fit.observe(1 + drafts, passes, took);
+        }
+        assert_eq!(fit.rounds(), 30);
+        let (found, wanted) = (fit.cost().seconds(9, 5), cost.seconds(9, 5));
+        assert!((found / wanted - 1.0).abs() < 0.01, "{found} s for {wanted} s");
     }
 }

@@ -3,7 +3,8 @@
 use crate::app::{App, unix_time};
 use crate::request_log::Record;
 use crate::wire::error::ApiError;
-use crate::wire::reply::{Timings, Usage};
+use crate::wire::reply::{Drafts, Timings, Usage};
+use laneway_engine::{SpeculationStats, Stats};
 use std::time::{Duration, Instant};
 
 /// What is known of a request; dropping it writes the log line and the log record.
@@ -11,6 +12,7 @@ pub(crate) struct Account {
     app: App,
     arrived: Instant,
     record: Record,
+    speculation: SpeculationStats,
 }
 
 /// What is known before a request is handed to the engine.
@@ -47,10 +49,15 @@ impl Account {
             ttft_s: None,
             decode_s: None,
             decode_tokens_per_s: None,
+            draft_rounds: 0,
+            draft_tokens: 0,
+            draft_tokens_accepted: 0,
+            draft_tokens_accepted_by_position: Vec::new(),
             finish_reason: None,
             error: None,
         };
-        Self { app, arrived: Instant::now(), record }
+        let speculation = SpeculationStats::default();
+        Self { app, arrived: Instant::now(), record, speculation }
     }
 
     pub fn queued(&mut self, position: usize, predicted_ttft: Duration) {
@@ -67,7 +74,7 @@ impl Account {
     }
 
     /// The engine's own, more exact measurements.
-    pub fn measured(&mut self, stats: &laneway_engine::Stats) {
+    pub fn measured(&mut self, stats: &Stats) {
         self.record.cached_tokens = stats.cached;
         self.record.queue_s = Some(stats.queue.as_secs_f64());
         self.record.prefill_s = Some(stats.prefill.as_secs_f64());
@@ -75,6 +82,12 @@ impl Account {
             self.record.ttft_s = Some(ttft.as_secs_f64());
             self.record.decode_s = Some(stats.decode.as_secs_f64());
         }
+        self.speculation = stats.speculation;
+        self.record.draft_rounds = stats.speculation.rounds;
+        self.record.draft_tokens = stats.speculation.drafted;
+        self.record.draft_tokens_accepted = stats.speculation.accepted;
+        self.record.draft_tokens_accepted_by_position =
+            stats.speculation.accepted_by_place().to_vec();
     }
 
     pub fn done(&mut self, finish_reason: &'static str) {
@@ -115,6 +128,7 @@ impl Account {
             queue_ms: ms(record.queue_s),
             ttft_predicted_ms: ms(record.ttft_predicted_s),
             ttft_ms: ms(record.ttft_s),
+            drafts: (self.speculation.drafted > 0).then_some(Drafts(self.speculation)),
         }
     }
 
@@ -149,6 +163,8 @@ impl Drop for Account {
                 ttft_predicted_ms = ms(record.ttft_predicted_s),
                 ttft_ms = ms(record.ttft_s),
                 decode_tok_s = (record.decode_tokens_per_s.unwrap_or(0.0) * 10.0).round() / 10.0,
+                drafted = record.draft_tokens,
+                accepted = record.draft_tokens_accepted,
                 finish = %record.finish_reason.or(record.error).unwrap_or("none"),
             );
         }

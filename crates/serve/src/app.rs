@@ -4,7 +4,7 @@ use crate::config::ServerConfig;
 use crate::request_log::RequestLog;
 use crate::wire::error::ApiError;
 use crate::wire::options::Options;
-use laneway_engine::EngineHandle;
+use laneway_engine::{EngineHandle, Speculation};
 use laneway_execution::TokenId;
 use laneway_frontend::{ChatTemplate, Tokenizer};
 use std::ops::Deref;
@@ -96,6 +96,12 @@ impl App {
                 Err(ApiError::invalid(format!("{param}[{index}]"), problem))
             }
         }
+    }
+
+    /// How a request is speculated on; none if it leaves that to the server.
+    pub fn speculation(&self, options: &Options) -> Result<Option<Speculation>, ApiError> {
+        let engine = &self.model.engine;
+        options.speculation.resolve(engine.speculation(), |drafter| engine.longest_draft(drafter))
     }
 
     /// Checks that the vocabulary has all tokens of `logit_bias`.

@@ -95,7 +95,7 @@ impl Generation {
     /// Hands a request to the engine.
     ///
     /// # Errors
-    /// If the engine does not take it.
+    /// If it asks for a drafter that is not here, or the engine does not take it.
     pub fn start(app: &App, job: Job) -> Result<Self, ApiError> {
         let Job { options, .. } = job;
         let window = app.model.engine.window();
@@ -104,6 +104,7 @@ impl Generation {
         // A full window must be refused and not silently turned into a prompt-only request.
         let max_tokens = if options.max_tokens == Some(0) { 0 } else { max_tokens.max(1) };
         let seed = options.seed.unwrap_or_else(ids::seed);
+        let speculation = app.speculation(&options)?;
         let mut account = Account::open(
             app.clone(),
             Opening {
@@ -130,6 +131,7 @@ impl Generation {
             },
             top_logprobs: job.logprobs.unwrap_or(0),
             score_prompt: job.echo.is_some() && job.logprobs.is_some(),
+            speculation,
         };
         let guard = app.model.engine.submit(request, Box::new(inlet)).map_err(|error| {
             let error = refusal(&error, job.param);

@@ -54,6 +54,14 @@ pub struct Record {
     pub decode_s: Option<f64>,
     /// Generated tokens a second, the first one not counted.
     pub decode_tokens_per_s: Option<f64>,
+    /// Steps that held drafts.
+    pub draft_rounds: usize,
+    /// Tokens drafted.
+    pub draft_tokens: usize,
+    /// Drafts that became output.
+    pub draft_tokens_accepted: usize,
+    /// The same by place, the first drafts first.
+    pub draft_tokens_accepted_by_position: Vec<u32>,
     /// `stop` or `length`.
     pub finish_reason: Option<&'static str>,
     /// Code of the error that ended the request.
@@ -174,6 +182,10 @@ mod tests {
             ttft_s: None,
             decode_s: None,
             decode_tokens_per_s: None,
+            draft_rounds: 0,
+            draft_tokens: 0,
+            draft_tokens_accepted: 0,
+            draft_tokens_accepted_by_position: Vec::new(),
             finish_reason: None,
             error: None,
         }

@@ -22,7 +22,7 @@ impl SimClock {
     }
 }
 
-/// What a step takes, in nanoseconds: `step + row · rows + pair · attended pairs`.
+/// What a step takes, in nanoseconds: `step + row · rows + pair · attended pairs + pass · passes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepCost {
     /// Nanoseconds a step.
@@ -31,13 +31,16 @@ pub struct StepCost {
     pub row: f64,
     /// Nanoseconds a pair of a row and a position that it attends to.
     pub pair: f64,
+    /// Nanoseconds a draft that is proposed after another one.
+    pub pass: f64,
 }
 
 impl StepCost {
     /// Time of a step.
     #[must_use]
-    pub fn time(&self, rows: usize, pairs: f64) -> Duration {
-        let nanos = self.step + self.row * rows as f64 + self.pair * pairs;
+    pub fn time(&self, rows: usize, pairs: f64, passes: usize) -> Duration {
+        let nanos =
+            self.step + self.row * rows as f64 + self.pair * pairs + self.pass * passes as f64;
         Duration::try_from_secs_f64(nanos * 1e-9).unwrap_or(Duration::ZERO)
     }
 }

@@ -25,6 +25,40 @@ impl Prefix {
         self.hash = mix(self.hash ^ mix(u64::from(token) ^ (self.length << 32)));
         self.length += 1;
     }
+
+    /// Tokens of the prefix.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// True if there is no token.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.hash.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (hash, length) = bytes.split_first_chunk()?;
+        let length = <[u8; 8]>::try_from(length).ok()?;
+        Some(Self { hash: u64::from_le_bytes(*hash), length: u64::from_le_bytes(length) })
+    }
+
+    /// Length of the bytes.
+    pub(crate) const BYTES: usize = 16;
+}
+
+/// A coin that shows heads with this probability, the same one for equal `parts`.
+pub(crate) fn coin(parts: &[u64], probability: f64) -> bool {
+    let hash = parts.iter().fold(0xc01, |hash, &part| mix(hash ^ part));
+    ((mix(hash) >> 11) as f64) < probability * (1u64 << 53) as f64
 }
 
 /// The token that a simulated model draws after `prefix`.
@@ -66,6 +100,21 @@ fn mix(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_are_the_prefix() {
+        let prefix = Prefix::of(&[3, 1, 4]);
+        assert_eq!(Prefix::from_bytes(&prefix.to_bytes()), Some(prefix));
+        assert_eq!((Prefix::from_bytes(&[0; 15]), Prefix::from_bytes(&[0; 17])), (None, None));
+        assert_eq!((prefix.len(), Prefix::default().is_empty()), (3, true));
+    }
+
+    #[test]
+    fn coins_keep_to_their_probability() {
+        let heads = (0..1000).filter(|&toss| coin(&[7, toss], 0.3)).count();
+        assert!((250..350).contains(&heads), "{heads} of 1000");
+        assert!(coin(&[1], 1.0) && !coin(&[1], 0.0));
+    }
 
     #[test]
     fn order_and_length_count() {

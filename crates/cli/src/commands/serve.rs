@@ -5,7 +5,10 @@ use crate::serving::{
     Admission, asked_to_end, listen, runtime, served_model, server_config, start_engine,
 };
 use crate::settings::capacity::Wanted;
-use crate::settings::{ContextSettings, ModelSettings, PoolSettings, ServerSettings};
+use crate::settings::{
+    ContextSettings, ModelSettings, PoolSettings, ServerSettings, SpeculationSettings,
+};
+use crate::speculating::{open_draft, room, speculation, uses_draft_layer};
 use anyhow::Result;
 use clap::Args;
 
@@ -19,16 +22,19 @@ pub struct Settings {
     #[command(flatten)]
     pool: PoolSettings,
     #[command(flatten)]
+    speculation: SpeculationSettings,
+    #[command(flatten)]
     server: ServerSettings,
 }
 
 /// Carries it out.
 pub fn run(settings: &Settings) -> Result<()> {
-    let Settings { model, context, pool, server } = settings;
+    let Settings { model, context, pool, speculation: spec, server } = settings;
     let opened = OpenedModel::open(&model.model)?;
+    let draft = open_draft(spec, &opened)?;
     let listener = listen(server.host, server.port)?;
     let address = listener.local_addr()?;
-    let loaded = opened.load(&Purpose {
+    let purpose = Purpose {
         threads: model.compute.threads(),
         arithmetic: model.compute.arithmetic,
         step: context.step,
@@ -37,14 +43,19 @@ pub fn run(settings: &Settings) -> Result<()> {
             kv_capacity: pool.kv_capacity,
             lanes: pool.max_concurrency,
         },
-    })?;
+        drafts: room(spec),
+        draft_layer: uses_draft_layer(spec),
+    };
+    let loaded = opened.load(draft.as_ref(), &purpose)?;
+    let speculation = speculation(spec, &loaded.limits())?;
     loaded.print_ledger();
     let seconds = loaded.duration.as_secs_f64();
-    let engine = start_engine(loaded, context.step, Admission::new(pool, server));
+    let admission = Admission::new(pool, server);
+    let engine = start_engine(loaded, context.step, admission, speculation)?;
     let served = served_model(&opened, engine)?;
     let config = server_config(server, opened.names());
-    // The weights are packed: the file need not stay in memory.
-    drop(opened);
+    // The weights are packed: the files need not stay in memory.
+    drop((opened, draft));
     runtime()?.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         eprintln!("ready: http://{address} (loaded in {seconds:.2} s)");

@@ -1,8 +1,9 @@
 //! The settings groups. A field's comment is its documentation on the command line and in
 //! `docs/cli.md`.
 
-use super::{KvCapacity, WeightsSetting};
+use super::{DraftTokens, KvCapacity, SpecSetting, WeightsSetting};
 use clap::{Args, ValueEnum};
+use laneway_engine::DraftLength;
 use laneway_numerics::KvDtype;
 use std::fmt;
 use std::net::IpAddr;
@@ -109,6 +110,22 @@ pub struct StepSettings {
 /// Large enough that a step is bound by arithmetic, small enough that a running answer stalls for
 /// a fraction of a second.
 const DEFAULT_PREFILL_CHUNK: NonZeroUsize = NonZeroUsize::new(256).unwrap();
+
+/// Speculation: guessed tokens that are verified together.
+#[derive(Args, Clone, Debug)]
+pub struct SpeculationSettings {
+    /// Who drafts tokens, which the model then verifies together; answers stay the same. off;
+    /// mtp: the model's own draft layer; ngram: what followed when the text last said the same;
+    /// draft:MODEL: a smaller model with the same vocabulary, a path or a known name; auto: mtp
+    /// if the model has a draft layer, else off
+    #[arg(long, env = "LANEWAY_SPEC", value_name = "DRAFTER", default_value_t = SpecSetting::Auto)]
+    pub spec: SpecSetting,
+    /// Tokens drafted at a time, or `auto`: as many as pay at the moment, by what is accepted and
+    /// what steps take
+    #[arg(long, env = "LANEWAY_DRAFT_TOKENS", value_name = "N")]
+    #[arg(default_value_t = DraftTokens(DraftLength::Auto))]
+    pub draft_tokens: DraftTokens,
+}
 
 /// The pool that all sequences share.
 #[derive(Args, Debug)]

@@ -9,6 +9,7 @@ mod values;
 
 pub use groups::{
     ArithmeticSettings, ComputeSettings, ContextSettings, LogSettings, ModelSettings, PoolSettings,
-    PrecisionSetting, SamplingSettings, ServerSettings, StepSettings, all_cores,
+    PrecisionSetting, SamplingSettings, ServerSettings, SpeculationSettings, StepSettings,
+    all_cores,
 };
-pub use values::{KvCapacity, WeightsSetting};
+pub use values::{DraftTokens, KvCapacity, SpecSetting, WeightsSetting};

@@ -65,6 +65,20 @@ fn values_out_of_range() {
 }
 
 #[test]
+fn drafters_that_are_not_there() {
+    let expected = [
+        "--spec mtp: this model has no draft layer",
+        "use --spec ngram, --spec draft:MODEL or --spec off",
+    ];
+    assert_says(&serve(&["--spec", "mtp"]), &expected);
+    let expected = ["--draft-tokens 9 is more than the 8", "--draft-tokens 8"];
+    assert_says(&serve(&["--spec", "ngram", "--draft-tokens", "9"]), &expected);
+    for flags in [["--spec", "draft:"], ["--spec", "eagle"], ["--draft-tokens", "0"]] {
+        assert_says(&serve(&flags), &["invalid value", flags[0], flags[1]]);
+    }
+}
+
+#[test]
 fn weights_that_are_not_converted() {
     assert_says(&serve(&["--weights", "q8_0"]), &["'q8_0'", "not available", "use `auto`"]);
 }

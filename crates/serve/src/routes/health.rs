@@ -21,6 +21,11 @@ pub async fn show(State(app): State<App>) -> (StatusCode, Json<Value>) {
         "lanes": { "total": engine.lanes, "busy": engine.lanes_busy },
         "queue": { "capacity": engine.queue_max, "waiting": engine.queue },
         "pages": { "total": engine.pages, "used": engine.pages_used },
+        "speculation": {
+            "rounds": engine.speculation.rounds,
+            "drafted": engine.speculation.drafted,
+            "accepted": engine.speculation.accepted,
+        },
     });
     (code, Json(body))
 }

@@ -8,3 +8,4 @@ pub mod messages;
 pub mod options;
 pub mod refusals;
 pub mod reply;
+pub mod speculation;

@@ -3,6 +3,7 @@
 use super::error::ApiError;
 use super::fields::{Fields, integer, wrong_type};
 use super::refusals;
+use super::speculation::SpeculationFields;
 use laneway_execution::{SamplingParams, TokenId};
 use serde_json::Value;
 
@@ -32,6 +33,8 @@ pub struct Options {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Whether to run through the model's own end marks.
     pub ignore_eos: bool,
+    /// How to speculate.
+    pub speculation: SpeculationFields,
 }
 
 /// How the response is delivered.
@@ -61,6 +64,7 @@ impl Options {
             stop: stop(fields)?,
             logit_bias: logit_bias(fields)?,
             ignore_eos,
+            speculation: SpeculationFields::read(fields)?,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Response bodies of the generating endpoints.
 
+use laneway_engine::SpeculationStats;
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
@@ -49,6 +50,24 @@ pub struct Timings {
     pub ttft_predicted_ms: f64,
     /// The same as it came out.
     pub ttft_ms: f64,
+    /// What came of speculation, if there was any.
+    #[serde(flatten)]
+    pub drafts: Option<Drafts>,
+}
+
+/// What came of speculation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drafts(pub SpeculationStats);
+
+impl Serialize for Drafts {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(4))?;
+        map.serialize_entry("draft_rounds", &self.0.rounds)?;
+        map.serialize_entry("draft_n", &self.0.drafted)?;
+        map.serialize_entry("draft_n_accepted", &self.0.accepted)?;
+        map.serialize_entry("draft_n_accepted_by_position", self.0.accepted_by_place())?;
+        map.end()
+    }
 }
 
 /// One reported token of a chat completion.

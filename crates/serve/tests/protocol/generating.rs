@@ -240,3 +240,47 @@ async fn connections_are_kept() {
     }
     server.stop().await;
 }
+
+#[tokio::test]
+async fn speculation_changes_the_work_and_not_the_answer() {
+    let said = "to be or not to be or not to be or not to be";
+    let server = scripted(said).await;
+    let plain = server.chat(&json!({})).await.json();
+    assert_eq!(plain["choices"][0]["message"]["content"], said);
+    assert!(plain["timings"].get("draft_n").is_none());
+    for extra in [
+        json!({"speculation": "ngram", "draft_tokens": 5}),
+        json!({"speculation": "ngram", "draft_tokens": 8, "stop": "zzz"}),
+        json!({"speculation": "ngram"}),
+    ] {
+        assert_eq!(both(&server, &extra).await, (said.to_owned(), "stop".to_owned()));
+    }
+    let fast = server.chat(&json!({"speculation": "ngram", "draft_tokens": 5})).await.json();
+    let timings = &fast["timings"];
+    let (drafted, accepted) = (&timings["draft_n"], &timings["draft_n_accepted"]);
+    assert!(accepted.as_u64() > Some(15) && drafted.as_u64() >= accepted.as_u64(), "{timings}");
+    let by_place = timings["draft_n_accepted_by_position"].as_array().unwrap();
+    let sum: u64 = by_place.iter().filter_map(Value::as_u64).sum();
+    assert_eq!(Some(sum), accepted.as_u64());
+    assert_eq!(fast["usage"]["completion_tokens"], plain["usage"]["completion_tokens"]);
+    let health = server.get("/health").await.json();
+    assert!(health["speculation"]["accepted"].as_u64() >= accepted.as_u64());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn speculation_that_is_not_here_is_refused() {
+    let server = scripted("x").await;
+    for (extra, field, code) in [
+        (json!({"speculation": "model"}), "speculation", "unsupported_parameter"),
+        (json!({"speculation": "best"}), "speculation", "invalid_value"),
+        (json!({"speculation": "ngram", "draft_tokens": 9}), "draft_tokens", "invalid_value"),
+        (json!({"draft_tokens": 2}), "draft_tokens", "invalid_value"),
+    ] {
+        let reply = server.chat(&extra).await;
+        let error = reply.error();
+        assert_eq!((reply.head.status, &error["param"]), (400, &json!(field)), "{extra}");
+        assert_eq!(error["code"], code);
+    }
+    server.stop().await;
+}

@@ -6,7 +6,7 @@ pub mod script;
 pub use client::{Client, Events, Reply, Sse, text};
 pub use script::{Gate, Script};
 
-use laneway_engine::{Engine, EngineConfig};
+use laneway_engine::{Engine, EngineConfig, Speculation};
 use laneway_execution::{Geometry, Limits, TokenId};
 use laneway_frontend::{ChatTemplate, Tokenizer, TokenizerSource};
 use laneway_serve::{Model, ServerConfig};
@@ -74,6 +74,7 @@ impl Setup {
             pending_max: self.queue,
             pending_timeout: self.wait,
             chunk: self.chunk,
+            speculation: Speculation::OFF,
         };
         let (script, gate) = (self.script, self.gate.clone());
         let limits = Limits {
@@ -82,7 +83,7 @@ impl Setup {
             rows_per_step: 256,
             samples_per_step: 64,
             top_logprobs: 20,
-            drafts: 0,
+            drafts: 8,
             proposals: 0,
         };
         let engine = Engine::spawn(config, move || Scripted {

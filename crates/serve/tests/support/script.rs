@@ -121,8 +121,8 @@ pub struct Scripted {
     pub script: Script,
     pub end: TokenId,
     pub gate: Gate,
-    /// Tokens drawn so far, by sequence.
-    pub drawn: HashMap<u64, usize>,
+    /// Position of the first token drawn, by sequence.
+    pub drawn: HashMap<u64, u64>,
 }
 
 impl Executor for Scripted {
@@ -145,12 +145,11 @@ impl Executor for Scripted {
             let token = match sample.draw {
                 Draw::Score(token) => token,
                 Draw::Sample => {
-                    let drawn = self.drawn.entry(sequence).or_default();
-                    *drawn += 1;
+                    let position = sample.key.position;
+                    let first = *self.drawn.entry(sequence).or_insert(position);
+                    let place = (position - first) as usize;
                     match &self.script {
-                        Script::Tokens(tokens) => {
-                            tokens.get(*drawn - 1).copied().unwrap_or(self.end)
-                        }
+                        Script::Tokens(tokens) => tokens.get(place).copied().unwrap_or(self.end),
                         Script::Endless(token) => *token,
                     }
                 }

@@ -68,7 +68,8 @@ pub fn run(settings: &Settings) -> Result<()> {
     };
     for &threads in threads {
         let Settings { arithmetic, step, .. } = *settings;
-        let loaded = file.load(&Purpose { threads, arithmetic, step, wanted })?;
+        let purpose = Purpose { threads, arithmetic, step, wanted, drafts: 0, draft_layer: false };
+        let loaded = file.load(None, &purpose)?;
         let mut bench = Bench::new(loaded.model, chunk);
         for &test in &tests {
             let progress = Progress::spinner(format!("{}, {threads} threads", test.name()));

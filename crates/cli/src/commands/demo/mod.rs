@@ -11,6 +11,7 @@ use crate::settings::capacity::Wanted;
 use crate::settings::{ComputeSettings, KvCapacity, StepSettings};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use laneway_engine::Speculation;
 use laneway_serve::ServerConfig;
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -56,7 +57,7 @@ pub fn run(settings: &Settings) -> Result<()> {
     let listener = listen_somewhere(settings.port)?;
     let address = listener.local_addr()?;
     let native = NonZeroUsize::new(opened.config.context).context("a model without a window")?;
-    let loaded = opened.load(&Purpose {
+    let purpose = Purpose {
         threads: settings.compute.threads(),
         arithmetic: settings.compute.arithmetic,
         step: settings.step,
@@ -65,7 +66,10 @@ pub fn run(settings: &Settings) -> Result<()> {
             kv_capacity: KvCapacity::Auto,
             lanes: LANES,
         },
-    })?;
+        drafts: 0,
+        draft_layer: false,
+    };
+    let loaded = opened.load(None, &purpose)?;
     loaded.print_ledger();
     eprintln!("ready: http://{address} (loaded in {:.2} s)", loaded.duration.as_secs_f64());
     let admission = Admission {
@@ -73,7 +77,8 @@ pub fn run(settings: &Settings) -> Result<()> {
         pending_max: 64,
         pending_timeout: Duration::from_secs(600),
     };
-    let served = served_model(&opened, start_engine(loaded, settings.step, admission))?;
+    let engine = start_engine(loaded, settings.step, admission, Speculation::OFF)?;
+    let served = served_model(&opened, engine)?;
     let config = ServerConfig { model_ids: opened.names(), ..ServerConfig::default() };
     // The weights are packed: the file need not stay in memory.
     drop(opened);

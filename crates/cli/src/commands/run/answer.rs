@@ -42,6 +42,7 @@ impl Answerer {
             end_tokens: self.tokenizer.eos().to_vec(),
             top_logprobs: 0,
             score_prompt: false,
+            speculation: None,
         };
         let (sender, events) = sync_channel(EVENTS_MAX);
         // Dropping the guard on any way out ends the request.
@@ -157,8 +158,12 @@ fn figures(prompt_tokens: usize, reason: FinishReason, stats: &Stats) -> String 
         FinishReason::Stop => "",
         FinishReason::Length => "; stopped at the token limit",
     };
+    let drafts = match stats.speculation.drafted {
+        0 => String::new(),
+        drafted => format!(", {} of {drafted} drafts accepted", stats.speculation.accepted),
+    };
     format!(
-        "[prompt {}, answer {}{end}]",
+        "[prompt {}, answer {}{drafts}{end}]",
         rate(computed, stats.prefill),
         rate(stats.generated, stats.decode)
     )

@@ -7,7 +7,10 @@ mod interrupt;
 use crate::loading::{OpenedModel, Purpose};
 use crate::serving::{Admission, start_engine};
 use crate::settings::capacity::{Refusal, Wanted};
-use crate::settings::{ContextSettings, KvCapacity, ModelSettings, SamplingSettings};
+use crate::settings::{
+    ContextSettings, KvCapacity, ModelSettings, SamplingSettings, SpeculationSettings,
+};
+use crate::speculating::{open_draft, room, speculation, uses_draft_layer};
 use answer::Answerer;
 use anyhow::{Context, Result};
 use chat::Chat;
@@ -39,6 +42,8 @@ pub struct Settings {
     #[command(flatten)]
     context: ContextSettings,
     #[command(flatten)]
+    speculation: SpeculationSettings,
+    #[command(flatten)]
     sampling: SamplingSettings,
 }
 
@@ -47,11 +52,12 @@ const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Carries it out.
 pub fn run(settings: &Settings) -> Result<()> {
-    let Settings { model, context, sampling, .. } = settings;
+    let Settings { model, context, speculation: spec, sampling, .. } = settings;
     let params = sampling_params(sampling)?;
     let opened = OpenedModel::open(&model.model)?;
     let (tokenizer, template) = opened.text()?;
-    let loaded = opened.load(&Purpose {
+    let draft = open_draft(spec, &opened)?;
+    let purpose = Purpose {
         threads: model.compute.threads(),
         arithmetic: model.compute.arithmetic,
         step: context.step,
@@ -60,10 +66,14 @@ pub fn run(settings: &Settings) -> Result<()> {
             kv_capacity: KvCapacity::Auto,
             lanes: NonZeroUsize::MIN,
         },
-    })?;
+        drafts: room(spec),
+        draft_layer: uses_draft_layer(spec),
+    };
+    let loaded = opened.load(draft.as_ref(), &purpose)?;
+    let speculation = speculation(spec, &loaded.limits())?;
     // One request at a time: nobody waits.
     let admission = Admission { lanes: 1, pending_max: 1, pending_timeout: NEVER };
-    let engine = start_engine(loaded, context.step, admission);
+    let engine = start_engine(loaded, context.step, admission, speculation)?;
     let answerer = Answerer {
         engine,
         tokenizer,

@@ -1,22 +1,18 @@
-//! The whole stack below HTTP on the real model: engine, model and CPU backend.
+//! A real model of the Llama family.
 
+use crate::rig::{self, Rig, request, together};
 use laneway_artifact::Gguf;
-use laneway_cpu::{CpuConfig, CpuOps, Precision};
-use laneway_engine::{Engine, EngineConfig, EngineHandle, Event, EventSink, FinishReason, Request};
-use laneway_execution::{SamplingParams, TokenId, pages_for};
+use laneway_cpu::Precision;
+use laneway_engine::{
+    DraftLength, Drafter, Engine, EngineHandle, Event, Request, Speculation, WithDraft,
+};
+use laneway_execution::{SamplingParams, TokenId};
 use laneway_frontend::Tokenizer;
-use laneway_model::{LoadOptions, Model};
-use laneway_numerics::KvDtype;
-use laneway_ops::Workspace;
 use serde_json::Value;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::sync::mpsc::channel;
 
 const MODEL_FILE: &str = "smollm2-135m-instruct-q4_1.gguf";
-const WINDOW: usize = 1024;
-/// Alternatives that are compared beside every token.
-const ALTERNATIVES: usize = 5;
 
 fn gguf() -> Gguf {
     let folder = std::env::var_os("LANEWAY_TEST_MODELS")
@@ -25,21 +21,11 @@ fn gguf() -> Gguf {
     Gguf::open(folder.join(MODEL_FILE)).unwrap_or_else(|e| panic!("{MODEL_FILE}: {e}"))
 }
 
-fn reference(file: &str) -> String {
-    let shared = std::env::var_os("LANEWAY_SHARED").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
-        PathBuf::from,
-    );
-    let path = shared.join("reference").join(file);
-    std::fs::read_to_string(&path).unwrap_or_else(|e| {
-        panic!("{}: {e}; run `cargo xtask test`, which finds the reference data", path.display())
-    })
-}
-
 /// Token ids of the reference prompts, the longest last.
 fn prompts() -> Vec<Vec<TokenId>> {
     let data: Value =
-        serde_json::from_str(&reference("smollm2_llamacpp_reference.json")).expect("JSON");
+        serde_json::from_str(&rig::shared("reference/smollm2_llamacpp_reference.json"))
+            .expect("JSON");
     let ids = |prompt: &Value| -> Vec<TokenId> {
         serde_json::from_value(prompt["token_ids"].clone()).expect("token ids")
     };
@@ -50,80 +36,7 @@ fn prompts() -> Vec<Vec<TokenId>> {
 }
 
 fn engine(precision: Precision, lanes: usize, chunk: usize) -> EngineHandle {
-    let workspace = Workspace { rows: chunk + lanes, samples: chunk + lanes, context: WINDOW };
-    let config = EngineConfig {
-        window: WINDOW,
-        lanes,
-        pending_max: 64,
-        pending_timeout: Duration::from_secs(3600),
-        chunk,
-    };
-    Engine::spawn(config, move || {
-        let backend = CpuConfig { threads: 2, precision, isa: None, workspace };
-        let options = LoadOptions {
-            kv_dtype: KvDtype::F16,
-            pages: lanes * pages_for(WINDOW),
-            top_logprobs: ALTERNATIVES,
-        };
-        let backend = CpuOps::new(backend).expect("a CPU backend");
-        Model::load(&gguf(), backend, &options, &mut |_| ()).expect("the model")
-    })
-}
-
-struct Inlet(Sender<Event>);
-
-impl EventSink for Inlet {
-    fn send(&mut self, event: Event) {
-        // A test that failed no longer listens.
-        let _ = self.0.send(event);
-    }
-}
-
-/// A token and the bits of its own and its alternatives' log probabilities.
-type Exact = (TokenId, u32, Vec<(TokenId, u32)>);
-
-/// All tokens of a request that runs to its end.
-fn tokens(events: &Receiver<Event>) -> Vec<Exact> {
-    let mut tokens = Vec::new();
-    loop {
-        match events.recv().expect("an end") {
-            Event::Token { token, logprob, top } => {
-                let top = top.into_iter().map(|(token, p)| (token, p.to_bits())).collect();
-                tokens.push((token, logprob.to_bits(), top));
-            }
-            Event::Finished { reason, .. } => {
-                assert_eq!(reason, FinishReason::Length);
-                return tokens;
-            }
-            Event::Failed { failure, .. } => panic!("{failure:?}"),
-            _ => {}
-        }
-    }
-}
-
-fn request(prompt: &[TokenId], sampling: SamplingParams, seed: u64, max_tokens: usize) -> Request {
-    Request {
-        prompt: prompt.to_vec(),
-        max_tokens,
-        sampling,
-        seed,
-        biases: Vec::new(),
-        end_tokens: Vec::new(),
-        top_logprobs: ALTERNATIVES,
-        score_prompt: false,
-    }
-}
-
-/// Runs requests side by side and returns the tokens of each.
-fn together(engine: &EngineHandle, requests: &[Request]) -> Vec<Vec<Exact>> {
-    let running: Vec<_> = (requests.iter())
-        .map(|request| {
-            let (sender, events) = channel();
-            let guard = engine.submit(request.clone(), Box::new(Inlet(sender))).expect("a place");
-            (guard, events)
-        })
-        .collect();
-    running.iter().map(|(_, events)| tokens(events)).collect()
+    Rig { lanes, chunk, ..Rig::new(precision) }.engine(gguf)
 }
 
 #[test]
@@ -160,6 +73,41 @@ fn an_answer_depends_neither_on_company_nor_on_how_the_prompt_is_cut() {
     }
 }
 
+#[test]
+fn an_answer_does_not_depend_on_drafts() {
+    let prompts = prompts();
+    let (lanes, chunk, rows) = (3, 64, 64 + 3 * 6);
+    let warm =
+        SamplingParams { temperature: 1.0, frequency_penalty: 0.3, ..SamplingParams::GREEDY };
+    let requests = [
+        request(&prompts[0], SamplingParams::GREEDY, 1, 64),
+        request(&prompts[1], warm, 2, 64),
+        request(&prompts[2], SamplingParams::GREEDY, 3, 64),
+    ];
+    let expected = together(&engine(Precision::Int12, lanes, chunk), &requests);
+    // The model drafts for itself, so that nearly all drafts are right.
+    let rig = Rig { lanes, chunk, drafts: 5, ..Rig::new(Precision::Int12) };
+    let engine = Engine::spawn(rig.config(), move || {
+        let target = rig.model(&gguf(), rows);
+        WithDraft::new(target, rig.model(&gguf(), rows + 1)).expect("they fit")
+    });
+    for drafter in [Drafter::Ngram, Drafter::Model] {
+        for length in [DraftLength::Fixed(5), DraftLength::Auto] {
+            let speculation = Some(Speculation { drafter, length });
+            let before = engine.status().speculation;
+            let speculating = requests.clone().map(|request| Request { speculation, ..request });
+            assert_eq!(together(&engine, &speculating), expected, "{speculation:?}");
+            let after = engine.status().speculation;
+            let drafted = after.drafted - before.drafted;
+            let accepted = after.accepted - before.accepted;
+            eprintln!("{speculation:?}: {accepted} of {drafted} drafts accepted");
+            if drafter == Drafter::Model {
+                assert!(drafted > 0 && accepted == drafted, "{accepted} of {drafted}");
+            }
+        }
+    }
+}
+
 /// Perplexity of a text in windows of 512 tokens, each predicted from the window's start.
 fn perplexity(precision: Precision, windows: &[&[TokenId]]) -> f64 {
     let engine = engine(precision, 1, 256);
@@ -168,7 +116,7 @@ fn perplexity(precision: Precision, windows: &[&[TokenId]]) -> f64 {
         let mut request = request(window, SamplingParams::GREEDY, 0, 0);
         (request.score_prompt, request.top_logprobs) = (true, 0);
         let (sender, events) = channel();
-        let _guard = engine.submit(request, Box::new(Inlet(sender))).expect("a place");
+        let _guard = engine.submit(request, Box::new(rig::Inlet(sender))).expect("a place");
         loop {
             match events.recv().expect("an end") {
                 Event::PromptToken { logprob: Some(logprob), .. } => {
@@ -188,7 +136,7 @@ fn perplexity(precision: Precision, windows: &[&[TokenId]]) -> f64 {
 #[test]
 fn perplexity_of_the_fast_path_is_that_of_f32() {
     let tokenizer = Tokenizer::from_gguf(&gguf()).expect("a tokenizer");
-    let text = tokenizer.encode(&reference("ppl_text.txt"), false).expect("tokens");
+    let text = tokenizer.encode(&rig::shared("reference/ppl_text.txt"), false).expect("tokens");
     let windows: Vec<&[TokenId]> = text.chunks_exact(512).step_by(5).take(8).collect();
     assert_eq!(windows.len(), 8, "{} tokens", text.len());
     let exact = perplexity(Precision::F32, &windows);
