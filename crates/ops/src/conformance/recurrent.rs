@@ -12,8 +12,8 @@ const SPEC: DeltaSpec = DeltaSpec {
     layers: 2,
     key_heads: 2,
     value_heads: 4,
-    key_dim: 128,
-    value_dim: 128,
+    key_dim: 64,
+    value_dim: 64,
     kernel: 4,
     sharing: HeadSharing::Grouped,
     slots: 5,
@@ -23,7 +23,15 @@ const SPEC: DeltaSpec = DeltaSpec {
 /// The shapes that must work; the last one has odd sizes.
 const SPECS: [DeltaSpec; 3] = [
     SPEC,
-    DeltaSpec { key_heads: 1, value_heads: 3, sharing: HeadSharing::Tiled, kernel: 2, ..SPEC },
+    DeltaSpec {
+        key_heads: 1,
+        value_heads: 3,
+        key_dim: 128,
+        value_dim: 128,
+        sharing: HeadSharing::Tiled,
+        kernel: 2,
+        ..SPEC
+    },
     DeltaSpec { value_heads: 6, key_dim: 24, value_dim: 48, sharing: HeadSharing::Tiled, ..SPEC },
 ];
 
