@@ -11,6 +11,7 @@ use laneway_engine::{
 };
 use laneway_execution::{
     Executor, Limits, SamplingKey, SamplingParams, StepBatch, StepOutput, TokenCount, TokenId,
+    pages_for,
 };
 use laneway_sim::{
     Fault, Prefix, SimClock, SimConfig, SimDrafter, SimExecutor, StepCost, draw, score,
@@ -247,6 +248,7 @@ impl Schedule {
             }
             self.check_pages();
             self.notices();
+            self.check_drafts_are_over();
             for (id, track) in &self.tracks {
                 assert!(!track.cancelled || track.ending.is_some(), "{id:?} outlived its step");
             }
@@ -413,6 +415,16 @@ impl Schedule {
                     }
                 }
             }
+        }
+    }
+
+    /// Between steps nobody holds pages for drafts, so that nobody waits for them.
+    fn check_drafts_are_over(&self) {
+        let reserve = self.scheduler.config().reserve_output;
+        for (id, table) in self.scheduler.block_tables() {
+            let track = &self.tracks[&id];
+            let tokens = track.request.prompt.len() + track.tokens.len();
+            assert!(table.len() <= pages_for(tokens + reserve), "{id:?} holds too much");
         }
     }
 
