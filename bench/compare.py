@@ -108,26 +108,49 @@ def ik(folder, model, threads, new):
     yield batched(folder, model, threads, ["-fa", "on", "-rtr"])
 
 
-def report(records):
-    """The table: our figure, the better peer's, and their ratio."""
+# SmolLM2-135M: weights of the layers and of the head, bytes of keys and values a token (f16), and
+# operations of causal attention for each square of the prompt's length.
+LAYERS, HEAD, KV_BYTES, ATTENTION = 106.2e6, 28.3e6, 30 * 3 * 64 * 2 * 2, 30 * 9 * 64 * 2
+BITS = {"q4_1": 5, "q4_0": 4.5, "q8_0": 8.5, "f16": 16, "q4_k_m": 6.2}
+
+
+def floor(cell, model, read, tile, fma):
+    """Tokens a second that the machine's ceilings allow: reading (GB/s), 8-bit tile products
+    (GMAC/s; two planes of activations), f32 operations (GFLOP/s)."""
+    bits = BITS.get(model.split("-")[-1])
+    if bits is None:
+        return None
+    if cell.startswith("pp"):
+        n = int(cell[2:])
+        products = 2 * LAYERS / fma if bits == 16 else 2 * LAYERS / tile
+        return 1e9 / (products + ATTENTION * n / fma)
+    lanes, depth = (int(cell.split()[0]), 288) if "lanes" in cell else (1, int(cell.split()[-1]) + 64)
+    return lanes * 1e9 * read / ((LAYERS + HEAD) * bits / 8 + lanes * depth * KV_BYTES)
+
+
+def report(records, ceilings=None):
+    """The table: our figure, the better peer's, their ratio, and how far from the floor we are."""
     cells = {}
     for r in records:
         for cell, value in r.get("cells", {}).items():
             # A peer's ways of running compete: each repetition counts its best.
             runs = cells.setdefault((r["threads"], r["model"], cell), {}).setdefault(r["engine"], {})
             runs[r["repetition"]] = max(value, runs.get(r["repetition"], 0.0))
-    groups = sorted({k[:2] for k in cells}, key=lambda k: -k[0])
+    groups = sorted(dict.fromkeys(k[:2] for k in cells), key=lambda k: -k[0])
     for threads, model in groups:
         print(f"\n**{model}**, {threads} thread{'s' if threads > 1 else ''}\n")
-        print("| cell | laneway | llama.cpp | ik_llama.cpp | ratio to the better |")
-        print("|---|---:|---:|---:|---:|")
+        limits = ceilings and ceilings.get(threads)
+        print("| cell | laneway | llama.cpp | ik_llama.cpp | ratio to the better |" + " of the floor |" * bool(limits))
+        print("|---|---:|---:|---:|---:|" + "---:|" * bool(limits))
         for cell in CELLS:
             found = cells.get((threads, model, cell), {})
             median = {e: statistics.median(v.values()) for e, v in found.items()}
             peers = [v for e, v in median.items() if e != "laneway"]
             ratio = f"{median['laneway'] / max(peers):.2f}" if peers and "laneway" in median else "–"
             figures = [f"{median[e]:.0f}" if e in median else "–" for e in ("laneway", "llama.cpp", "ik_llama.cpp")]
-            print(f"| {cell} | {' | '.join(figures)} | {ratio} |")
+            least = floor(cell, model, *limits) if limits else None
+            share = f" {100 * median['laneway'] / least:.0f} % |" if least and "laneway" in median else ""
+            print(f"| {cell} | {' | '.join(figures)} | {ratio} |{share}")
     others = [r["others"] for r in records if "others" in r]
     if others:
         print(f"\nProcessors taken by others: mean {statistics.mean(others):.2f}, most {max(others):.2f}.")
@@ -144,9 +167,15 @@ def main():
     cli.add_argument("-n", "--new-tokens", type=int, default=128)
     cli.add_argument("--out", type=Path)
     cli.add_argument("--report", type=Path, metavar="FILE", help="only print the table of FILE")
+    cli.add_argument("--ceilings", action="append", default=[], metavar="THREADS:READ,TILE,FMA",
+                     help="what bench/ceilings.c measured: GB/s, GMAC/s, GFLOP/s")
     a = cli.parse_args()
+    ceilings = {}
+    for text in a.ceilings:
+        threads, values = text.split(":")
+        ceilings[int(threads)] = [float(value) for value in values.split(",")]
     if a.report:
-        return report([json.loads(line) for line in a.report.read_text().splitlines()])
+        return report([json.loads(line) for line in a.report.read_text().splitlines()], ceilings)
     engines = [("laneway", laneway, a.laneway)]
     engines += [("llama.cpp", llama, a.llama)] if a.llama else []
     engines += [("ik_llama.cpp", ik, a.ik)] if a.ik else []
@@ -168,7 +197,7 @@ def main():
                         records.append(record)
                         print(json.dumps(record), file=out, flush=True)
                         print(record, file=sys.stderr)
-    report(records[1:])
+    report(records[1:], ceilings)
 
 
 if __name__ == "__main__":

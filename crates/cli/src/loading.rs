@@ -5,17 +5,22 @@ use crate::memory;
 use crate::progress::Progress;
 use crate::settings::capacity::{Available, Capacity, Wanted};
 use crate::settings::{ArithmeticSettings, PrecisionSetting, StepSettings, WeightsSetting};
+use crate::speculating::Room;
 use anyhow::{Context, Result, bail, ensure};
 use laneway_artifact::Gguf;
 use laneway_cpu::{CpuConfig, CpuOps, Precision};
 use laneway_execution::{Executor, Limits};
 use laneway_frontend::{ChatTemplate, Tokenizer};
-use laneway_model::{LlamaConfig, LoadOptions, Model, packed_weight_bytes};
-use laneway_ops::Workspace;
+use laneway_model::{LoadOptions, Model, ModelConfig, packed_weight_bytes};
+use laneway_ops::{Ops, Workspace};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Drafts of a segment that a model without recurrent state verifies in any case: it keeps nothing
+/// for them, since what it knows of a wrong one is overwritten.
+const DRAFTS_FREE: usize = 8;
 
 /// Most alternatives that a request may ask for at a token, as the API has it.
 const TOP_LOGPROBS_MAX: usize = 20;
@@ -29,7 +34,7 @@ pub struct OpenedModel {
     /// Its content.
     pub gguf: Gguf,
     /// The sizes that it states.
-    pub config: LlamaConfig,
+    pub config: ModelConfig,
 }
 
 /// A loaded model and the sizes it was loaded with.
@@ -55,8 +60,8 @@ pub struct Purpose {
     pub step: StepSettings,
     /// Longest sequence and the pool that sequences share.
     pub wanted: Wanted,
-    /// Rows of a step for the drafts of each lane.
-    pub drafts: usize,
+    /// What is kept ready for speculation.
+    pub room: Room,
 }
 
 impl OpenedModel {
@@ -67,7 +72,7 @@ impl OpenedModel {
     pub fn open(model: &str) -> Result<Self> {
         let (path, known_name) = locate(model)?;
         let gguf = Gguf::open(&path)?;
-        let config = LlamaConfig::from_file(&gguf)
+        let config = ModelConfig::from_file(&gguf)
             .with_context(|| format!("cannot run {}", path.display()))?;
         Ok(OpenedModel { path, known_name, gguf, config })
     }
@@ -107,7 +112,7 @@ impl OpenedModel {
         };
         let workspace = Workspace { rows: 1, samples: 1, context: 1 };
         let backend = cpu_backend(NonZeroUsize::MIN, arithmetic, workspace)?;
-        Ok(packed_weight_bytes(&self.gguf, &backend)?)
+        Ok(packed_weight_bytes(&self.gguf, &backend, false)?)
     }
 
     /// Works out the sizes, then packs the weights and allocates the pool; the same for `draft`,
@@ -118,46 +123,63 @@ impl OpenedModel {
     /// file that does not hold what it says.
     pub fn load(&self, draft: Option<&OpenedModel>, purpose: &Purpose) -> Result<Loaded> {
         let start = Instant::now();
-        let Purpose { threads, arithmetic, step, wanted, drafts } = *purpose;
+        let Purpose { threads, arithmetic, step, wanted, room } = *purpose;
+        let lanes = wanted.lanes.get();
         // Decode rows of all lanes ride along with a prefill chunk, and a prompt's own tokens may
         // be scored, so that every row of a step can be a sampled one.
-        let rows = step.prefill_chunk.get() + wanted.lanes.get() * (1 + drafts);
+        let rows = step.prefill_chunk.get() + lanes * (1 + room.drafts);
         let native = self.config.context;
         let context = wanted.max_context.map_or(native, |window| window.get().min(native));
         let workspace = Workspace { rows, samples: rows, context };
         let backend = cpu_backend(threads, arithmetic, workspace)?;
-        let mut weights = packed_weight_bytes(&self.gguf, &backend)?;
-        let mut page_bytes = self.config.geometry(step.kv_dtype).page_bytes as u64;
+        let mut options = LoadOptions {
+            kv_dtype: step.kv_dtype,
+            pages: 0,
+            top_logprobs: TOP_LOGPROBS_MAX,
+            state_slots: lanes,
+            drafts: room.drafts.max(if self.config.delta.is_some() { 0 } else { DRAFTS_FREE }),
+            drafting: room.draft_layer,
+        };
+        // Of the draft model's states, one in two runs ahead with the drafts.
+        let mut beside =
+            LoadOptions { state_slots: 2 * lanes, drafts: 0, drafting: false, ..options };
+        let (mut fixed, mut page_bytes) = self.bytes(&backend, &options)?;
         if let Some(draft) = draft {
-            weights += packed_weight_bytes(&draft.gguf, &backend)?;
-            page_bytes += draft.config.geometry(step.kv_dtype).page_bytes as u64;
+            let more = draft.bytes(&backend, &beside)?;
+            (fixed, page_bytes) = (fixed + more.0, page_bytes + more.1);
         }
         let available = Available {
             native_context: native,
             page_bytes,
-            pool_bytes: memory::plannable_bytes().map(|bytes| bytes.saturating_sub(weights)),
+            pool_bytes: memory::plannable_bytes().map(|bytes| bytes.saturating_sub(fixed)),
         };
         let capacity = Capacity::resolve(&wanted, &available)?;
-        let options = LoadOptions {
-            kv_dtype: step.kv_dtype,
-            pages: capacity.pages,
-            top_logprobs: TOP_LOGPROBS_MAX,
-        };
+        (options.pages, beside.pages) = (capacity.pages, capacity.pages);
         let model = self.bind(backend, &options)?;
         let draft = draft
             .map(|draft| {
                 // One row more, for the token that is drawn behind a segment.
                 let context = context.min(draft.config.context);
-                let workspace = Workspace { rows: rows + 1, samples: wanted.lanes.get(), context };
-                draft.bind(cpu_backend(threads, arithmetic, workspace)?, &options)
+                let workspace = Workspace { rows: rows + 1, samples: lanes, context };
+                draft.bind(cpu_backend(threads, arithmetic, workspace)?, &beside)
             })
             .transpose()?;
         // The plan is a promise: what was refused or granted must be what is allocated.
-        let planned = weights + page_bytes * capacity.pages as u64;
+        let planned = fixed + page_bytes * capacity.pages as u64;
         let beside = draft.as_ref().map_or(0, |draft| draft.ledger().total_bytes());
         let allocated = model.ledger().total_bytes() + beside;
         ensure!(planned == allocated, "planned {planned} bytes, but allocated {allocated}");
         Ok(Loaded { model, draft, capacity, duration: start.elapsed() })
+    }
+
+    /// Bytes that weights and states take, and bytes of a page.
+    fn bytes(&self, backend: &CpuOps, options: &LoadOptions) -> Result<(u64, u64)> {
+        let LoadOptions { kv_dtype, state_slots, drafts, drafting, .. } = *options;
+        let weights = packed_weight_bytes(&self.gguf, backend, drafting)?;
+        let states = self.config.delta_spec(state_slots, drafts);
+        let states = states.map_or(0, |spec| backend.state_pool_bytes(&spec)) as u64;
+        let page_bytes = self.config.geometry(kv_dtype, drafting).page_bytes as u64;
+        Ok((weights + states, page_bytes))
     }
 
     fn bind(&self, backend: CpuOps, options: &LoadOptions) -> Result<Model<CpuOps>> {

@@ -74,6 +74,9 @@ fn model(precision: Precision, lanes: usize, rows: usize) -> Model<CpuOps> {
         kv_dtype: KvDtype::F16,
         pages: lanes * pages_for(WINDOW),
         top_logprobs: ALTERNATIVES,
+        state_slots: 0,
+        drafts: 8,
+        drafting: false,
     };
     let backend = CpuOps::new(backend).expect("a CPU backend");
     Model::load(&gguf(), backend, &options, &mut |_| ()).expect("the model")

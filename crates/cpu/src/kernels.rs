@@ -5,6 +5,7 @@ use crate::kv::{Element, base};
 use crate::matmul::{Input, Panel, ROW_TILE, Sums};
 use crate::packed::Matrix;
 use crate::quantize::{View, quantize_row};
+use crate::recurrent::silu;
 use crate::simd::{LANES, Simd};
 use crate::tiles::Configuration;
 use laneway_execution::{PAGE_TOKENS, PageId};
@@ -30,11 +31,12 @@ impl Kernel for Quantize {
     }
 }
 
-/// Root-mean-square norm of groups.
+/// Root-mean-square norm of groups, times `silu(gate)` if there is a gate.
 pub(crate) struct Norm {
     pub x: *const f32,
     pub out: *mut f32,
     pub weight: *const f32,
+    pub gate: Option<*const f32>,
     pub group: usize,
     pub epsilon: f32,
     pub groups: Range<usize>,
@@ -66,15 +68,64 @@ impl Kernel for Norm {
                 for i in whole..group {
                     *out.add(i) = *x.add(i) * scale * *self.weight.add(i);
                 }
+                if let Some(gate) = self.gate {
+                    times_silu::<S>(gate.add(index * group), out, group);
+                }
             }
         }
+    }
+}
+
+/// `out = out · silu(gate)`.
+///
+/// # Safety
+/// `S` is available, both arrays have `n` elements.
+#[inline(always)]
+unsafe fn times_silu<S: Simd>(gate: *const f32, out: *mut f32, n: usize) {
+    let whole = n / LANES * LANES;
+    // SAFETY: the caller's promise.
+    unsafe {
+        for i in (0..whole).step_by(LANES) {
+            let silu = silu::<S>(S::load(gate.add(i)));
+            S::store(out.add(i), S::mul(S::load(out.add(i)), silu));
+        }
+        let mut rest = [0.0; LANES];
+        for i in whole..n {
+            rest[i - whole] = *gate.add(i);
+        }
+        S::store(rest.as_mut_ptr(), silu::<S>(S::load(rest.as_ptr())));
+        for i in whole..n {
+            *out.add(i) *= rest[i - whole];
+        }
+    }
+}
+
+/// Some outputs of a matrix: all of them, or those of one expert.
+#[derive(Clone, Copy)]
+pub(crate) struct Outputs<'a> {
+    pub matrix: &'a Matrix,
+    /// Panel of the first output.
+    pub panel: usize,
+    /// Outputs; as wide are the rows they are written to.
+    pub count: usize,
+}
+
+impl<'a> Outputs<'a> {
+    pub fn all(matrix: &'a Matrix) -> Self {
+        Outputs { matrix, panel: 0, count: matrix.rows }
+    }
+
+    /// Those of one of several equal parts, which are whole panels.
+    pub fn part(matrix: &'a Matrix, index: usize, parts: usize) -> Self {
+        let count = matrix.rows / parts;
+        Outputs { matrix, panel: index * count / LANES, count }
     }
 }
 
 /// One matrix of a [`Linear`].
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
-    pub matrix: &'a Matrix,
+    pub outputs: Outputs<'a>,
     pub bias: Option<&'a [f32]>,
     pub out: *mut f32,
     pub accumulate: bool,
@@ -126,7 +177,7 @@ impl Linear<'_> {
         loop {
             let mut turn = self.next.fetch_add(1, Ordering::Relaxed);
             let found = self.targets.iter().find_map(|target| {
-                let pairs = target.matrix.rows.div_ceil(2 * LANES);
+                let pairs = target.outputs.count.div_ceil(2 * LANES);
                 let length = pairs_of_a_turn(pairs, self.members);
                 let first = turn * length;
                 if first < pairs {
@@ -160,10 +211,11 @@ impl Linear<'_> {
         [low, high]: [&mut Sums; 2],
         tiles: &mut Configuration,
     ) {
-        let (matrix, input, panel) = (target.matrix, self.input, 2 * pair);
-        let both = (panel + 1) * LANES < matrix.rows;
-        let a = Panel { matrix, panel, input, first, count, sums: low };
-        let b = Panel { matrix, panel: panel + 1, input, first, count, sums: high };
+        let Outputs { matrix, panel: start, count: outputs } = target.outputs;
+        let (input, panel) = (self.input, 2 * pair);
+        let both = (panel + 1) * LANES < outputs;
+        let a = Panel { matrix, panel: start + panel, input, first, count, sums: low };
+        let b = Panel { matrix, panel: start + panel + 1, input, first, count, sums: high };
         // SAFETY: the caller's promise.
         unsafe {
             if both {
@@ -186,12 +238,13 @@ impl Target<'_> {
     /// The output has the rows, whose columns of the panel nobody else uses.
     unsafe fn put(&self, panel: usize, first: usize, sums: &[[f32; LANES]]) {
         let lane = panel * LANES;
-        let valid = (self.matrix.rows - lane).min(LANES);
+        let width = self.outputs.count;
+        let valid = (width - lane).min(LANES);
         let bias = self.bias.map(|bias| &bias[lane..lane + valid]);
         for (row, sums) in sums.iter().enumerate() {
             // SAFETY: the caller's promise.
             let out = unsafe {
-                let out = self.out.add((first + row) * self.matrix.rows + lane);
+                let out = self.out.add((first + row) * width + lane);
                 std::slice::from_raw_parts_mut(out, valid)
             };
             put(out, sums, bias, self.accumulate);
@@ -211,8 +264,8 @@ fn put(out: &mut [f32], sums: &[f32; LANES], bias: Option<&[f32]>, accumulate: b
 /// `silu(gate) · up`; threads take turns at its panels.
 pub(crate) struct Swiglu<'a> {
     pub isa: Isa,
-    pub gate: &'a Matrix,
-    pub up: &'a Matrix,
+    pub gate: Outputs<'a>,
+    pub up: Outputs<'a>,
     pub out: *mut f32,
     pub input: Input,
     pub rows: usize,
@@ -221,7 +274,7 @@ pub(crate) struct Swiglu<'a> {
     pub next: &'a AtomicUsize,
 }
 
-impl Swiglu<'_> {
+impl<'a> Swiglu<'a> {
     /// Computes what no other thread has taken.
     ///
     /// # Safety
@@ -241,7 +294,7 @@ impl Swiglu<'_> {
     /// # Safety
     /// As [`Linear::run`].
     unsafe fn turns<const T: usize>(&self) {
-        let panels = self.gate.rows.div_ceil(LANES);
+        let panels = self.gate.count.div_ceil(LANES);
         let length = pairs_of_a_turn(panels, self.members);
         let (mut gates, mut ups) = ([[0.0; LANES]; T], [[0.0; LANES]; T]);
         let mut tiles = Configuration::default();
@@ -274,10 +327,12 @@ impl Swiglu<'_> {
         ups: &mut Sums,
         tiles: &mut Configuration,
     ) {
-        let (input, width, lane) = (self.input, self.gate.rows, panel * LANES);
+        let (input, width, lane) = (self.input, self.gate.count, panel * LANES);
         let valid = (width - lane).min(LANES);
-        let gate = Panel { matrix: self.gate, panel, input, first, count, sums: gates };
-        let up = Panel { matrix: self.up, panel, input, first, count, sums: ups };
+        let of = |outputs: Outputs<'a>| (outputs.matrix, outputs.panel + panel);
+        let ((matrix, panel), (up, up_panel)) = (of(self.gate), of(self.up));
+        let gate = Panel { matrix, panel, input, first, count, sums: gates };
+        let up = Panel { matrix: up, panel: up_panel, input, first, count, sums: ups };
         // SAFETY: the caller's promise.
         unsafe {
             gate.compute_both(up, self.isa, tiles);
@@ -302,10 +357,7 @@ impl Kernel for SiluProduct<'_> {
         for (gates, ups) in self.gates.iter_mut().zip(self.ups) {
             // SAFETY: both arrays have sixteen elements.
             unsafe {
-                let gate = S::load(gates.as_ptr());
-                // Below -87 the exponential would overflow, and silu is 0 in any sum.
-                let minus = S::sub(S::splat(0.0), S::max(gate, S::splat(-87.0)));
-                let silu = S::div(gate, S::add(S::splat(1.0), S::exp(minus)));
+                let silu = silu::<S>(S::load(gates.as_ptr()));
                 S::store(gates.as_mut_ptr(), S::mul(silu, S::load(ups.as_ptr())));
             }
         }

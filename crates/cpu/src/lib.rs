@@ -17,7 +17,9 @@ mod matmul;
 mod ops;
 mod packed;
 mod quantize;
+mod recurrent;
 mod simd;
+mod state;
 mod team;
 #[cfg_attr(not(target_arch = "x86_64"), path = "tiles/none.rs")]
 mod tiles;
@@ -27,3 +29,4 @@ pub use kv::KvPool;
 pub use laneway_ops::OpError;
 pub use ops::{Activations, CpuConfig, CpuOps, Precision, Rope};
 pub use packed::Matrix;
+pub use state::StatePool;

@@ -1,6 +1,8 @@
 //! The op contract on the CPU.
 
 mod forward;
+mod moe;
+mod recurrent;
 
 use crate::buffer::{Buffer, Shared};
 use crate::isa::{Isa, Kernel, dispatch};
@@ -75,6 +77,8 @@ pub struct CpuOps {
     partials: Buffer<f32>,
     logits: Buffer<f32>,
     samplers: Vec<(Sampler, StepOutput)>,
+    recurrent: recurrent::Scratch,
+    moe: Option<moe::Scratch>,
 }
 
 /// Rotation angles of the current step.
@@ -108,6 +112,11 @@ fn ensure(op: &'static str, holds: bool, detail: impl FnOnce() -> String) -> Res
 
 fn same_width(op: &'static str, found: usize, wanted: usize) -> Result<(), OpError> {
     ensure(op, found == wanted, || format!("width {found}, expected {wanted}"))
+}
+
+fn same_shape(op: &'static str, x: &Activations, other: &Activations) -> Result<(), OpError> {
+    same_width(op, x.width, other.width)?;
+    ensure(op, x.rows == other.rows, || format!("{} rows beside {}", x.rows, other.rows))
 }
 
 impl CpuOps {
@@ -149,6 +158,8 @@ impl CpuOps {
             partials: Buffer::zeroed(OP, 0)?,
             logits: Buffer::zeroed(OP, 0)?,
             samplers: Vec::new(),
+            recurrent: recurrent::Scratch::empty()?,
+            moe: None,
         })
     }
 

@@ -11,7 +11,7 @@ pub type TokenId = u32;
 pub struct PageId(pub u32);
 
 /// A slot of recurrent state, `0..Limits::state_slots`; unused by attention-only models.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
 
 /// A sequence as the engine names it; unique for the life of the engine.

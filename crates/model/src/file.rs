@@ -59,6 +59,12 @@ impl FileTensor<'_> {
     pub(crate) fn elements(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// Rows and columns, the last dimension being the columns.
+    pub(crate) fn rows_and_columns(&self) -> (usize, usize) {
+        let cols = self.shape.last().copied().unwrap_or(1);
+        (self.elements() / cols.max(1), cols)
+    }
 }
 
 /// A model file: metadata under GGUF's keys, and tensors under GGUF's names.

@@ -1,6 +1,6 @@
 //! Architectures as data plus one forward pass a family, written once over the op contract.
 //!
-//! - [`Architecture`] says what distinguishes one decoder from another, [`LlamaConfig`] holds the
+//! - [`Architecture`] says what distinguishes one decoder from another, [`ModelConfig`] holds the
 //!   sizes that a file states.
 //! - [`Model::load`] binds a file's tensors to a backend, one after the other, and refuses files
 //!   whose tensors are missing, unknown or of another shape.
@@ -12,10 +12,12 @@
 mod architecture;
 mod bind;
 mod config;
+mod draft;
 mod error;
 mod file;
 mod forward;
 mod gguf;
+mod inventory;
 mod model;
 mod rope;
 #[cfg(test)]
@@ -23,10 +25,11 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod validate;
+mod weights;
 
-pub use architecture::{ARCHITECTURES, Architecture, LLAMA};
+pub use architecture::{ARCHITECTURES, Architecture, LLAMA, QWEN2, QWEN3, QWEN35, QWEN35MOE};
 pub use bind::{LoadProgress, packed_weight_bytes};
-pub use config::LlamaConfig;
+pub use config::{DeltaConfig, ExpertsConfig, ModelConfig};
 pub use error::LoadError;
 pub use file::{FileTensor, Layout, ModelFile, Reading};
 pub use model::{LoadOptions, Model};

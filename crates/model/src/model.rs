@@ -1,20 +1,17 @@
 //! A loaded model: weights on a backend, a KV pool, and the executor over them.
 
 use crate::bind::{self, LoadProgress};
-use crate::forward::{Arena, Probe, Weights, forward};
+use crate::draft::{Drafter, PROPOSALS_MAX};
+use crate::forward::{Arena, Memory, Probe, forward};
 use crate::validate::Validator;
-use crate::{Architecture, LlamaConfig, LoadError, ModelFile};
+use crate::weights::Weights;
+use crate::{Architecture, LoadError, ModelConfig, ModelFile};
 use laneway_execution::{
-    ExecutionError, Executor, Geometry, Limits, PAGE_TOKENS, PageId, StepBatch, StepOutput,
+    ExecutionError, Executor, Geometry, Limits, PAGE_TOKENS, PageId, SlotId, StepBatch, StepOutput,
 };
 use laneway_numerics::KvDtype;
 use laneway_ops::{KvSpec, OpError, Ops, RopeSpec};
 use laneway_plan::MemoryLedger;
-
-/// Most drafts of a segment. Attention keeps nothing of a draft that was not accepted but its
-/// pages' content, which the next segment of the sequence overwrites, so any number would do;
-/// beyond this one hardly any draft is right.
-const DRAFTS_MAX: usize = 8;
 
 /// What a model is loaded for; the rows, samples and context of a step are the backend's
 /// workspace.
@@ -26,16 +23,22 @@ pub struct LoadOptions {
     pub pages: usize,
     /// Most alternatives that a sampled row may ask for.
     pub top_logprobs: usize,
+    /// Sequences whose recurrent state is kept, for models that have one.
+    pub state_slots: usize,
+    /// Most drafts that a segment may hold.
+    pub drafts: usize,
+    /// Load and run the model's draft layer, if it has one.
+    pub drafting: bool,
 }
 
-/// A model of the Llama family on a backend.
+/// A decoder on a backend.
 pub struct Model<B: Ops> {
     backend: B,
-    config: LlamaConfig,
+    config: ModelConfig,
     weights: Weights<B>,
-    rope: B::Rope,
-    pool: B::KvPool,
+    memory: Memory<B>,
     arena: Arena<B>,
+    drafter: Option<Drafter<B>>,
     geometry: Geometry,
     limits: Limits,
     validator: Validator,
@@ -66,54 +69,68 @@ impl<B: Ops> Model<B> {
         options: &LoadOptions,
         progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self, LoadError> {
-        let config = LlamaConfig::read(architecture, file)?;
+        let config = ModelConfig::read(architecture, file)?;
         if options.pages == 0 || options.pages > u32::MAX as usize {
             return Err(LoadError::Options(format!("a KV pool of {} pages", options.pages)));
         }
         let backend_error = |name: &'static str| {
             move |source: OpError| LoadError::Backend { name: name.to_owned(), source }
         };
-        let bound = bind::bind(architecture, &config, file, &mut backend, progress)?;
+        let &LoadOptions { kv_dtype, pages, state_slots, drafts, drafting, .. } = options;
+        let bound = bind::bind(architecture, &config, file, drafting, &mut backend, progress)?;
         let rope = RopeSpec {
-            style: architecture.rope_style,
+            style: architecture.rope_style(file.layout()),
             head_dim: config.head_dim,
             inverse_frequencies: bound.inverse_frequencies,
         };
-        let rope = backend.new_rope(&rope).map_err(backend_error("rotary embedding"))?;
         let spec = KvSpec {
-            layers: config.layers,
+            layers: config.kv_layers(drafting),
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
-            dtype: options.kv_dtype,
-            pages: options.pages,
+            dtype: kv_dtype,
+            pages,
         };
-        let pool = backend.new_kv_pool(&spec).map_err(backend_error("KV pool"))?;
-        let arena = Arena::new(&mut backend, &config, architecture)
-            .map_err(backend_error("activations"))?;
+        let states = config.delta_spec(state_slots, drafts);
+        let memory = Memory {
+            rope: backend.new_rope(&rope).map_err(backend_error("rotary embedding"))?,
+            kv: backend.new_kv_pool(&spec).map_err(backend_error("KV pool"))?,
+            states: states
+                .map(|spec| backend.new_state_pool(&spec))
+                .transpose()
+                .map_err(backend_error("recurrent state"))?,
+        };
+        let activations = backend_error("activations");
+        let arena = Arena::new(&mut backend, &config, &bound.weights).map_err(activations)?;
+        let drafter = bound.weights.draft.as_ref();
+        let drafter = drafter.map(|_| Drafter::new(&mut backend, config.hidden)).transpose();
+        let drafter = drafter.map_err(backend_error("activations"))?;
 
         let workspace = backend.workspace();
         let limits = Limits {
-            pages: options.pages,
-            state_slots: 0,
+            pages,
+            state_slots: if states.is_some() { state_slots } else { 0 },
             rows_per_step: workspace.rows,
             samples_per_step: workspace.samples,
             top_logprobs: options.top_logprobs,
-            drafts: DRAFTS_MAX,
-            proposals: 0,
+            drafts,
+            proposals: if drafter.is_some() { PROPOSALS_MAX } else { 0 },
         };
-        let geometry = config.geometry(options.kv_dtype);
+        let geometry = config.geometry(kv_dtype, drafting);
         let context = workspace.context.min(config.context);
         let mut ledger = MemoryLedger::default();
         ledger.add("weights", bound.packed_bytes);
-        ledger.add("KV pool", geometry.page_bytes as u64 * options.pages as u64);
+        ledger.add("KV pool", geometry.page_bytes as u64 * pages as u64);
+        if let Some(spec) = &states {
+            ledger.add("recurrent state", backend.state_pool_bytes(spec) as u64);
+        }
         Ok(Model {
             validator: Validator::new(config.vocabulary, context, limits),
             backend,
             config,
             weights: bound.weights,
-            rope,
-            pool,
+            memory,
             arena,
+            drafter,
             geometry,
             limits,
             ledger,
@@ -121,7 +138,7 @@ impl<B: Ops> Model<B> {
     }
 
     /// The sizes that the file states.
-    pub fn config(&self) -> &LlamaConfig {
+    pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
@@ -131,7 +148,8 @@ impl<B: Ops> Model<B> {
     }
 
     /// [`Executor::step`] with a look at the residual stream: `probe(layer, rows)` is called after
-    /// every layer with all rows, `hidden` elements each. For tests and tools; slow.
+    /// every layer with all rows, `hidden` elements each; behind the last layer come the draft
+    /// layer's passes. For tests and tools; slow.
     ///
     /// # Errors
     /// As [`Executor::step`].
@@ -148,13 +166,26 @@ impl<B: Ops> Model<B> {
         &mut self,
         batch: &StepBatch,
         output: &mut StepOutput,
-        probe: Option<&mut Probe<'_>>,
+        mut probe: Option<&mut Probe<'_>>,
     ) -> Result<(), ExecutionError> {
         self.validator.check(batch)?;
         output.clear();
-        let Model { backend, config, weights, rope, pool, arena, .. } = self;
-        forward(backend, config, weights, rope, pool, arena, batch, output, probe)
-            .map_err(|e| device_error(&e))
+        let Model { backend, config, weights, memory, arena, drafter, .. } = self;
+        forward(backend, config, weights, memory, arena, batch, output, probe.as_deref_mut())
+            .map_err(|e| device_error(&e))?;
+        self.validator.advance(batch);
+        if let (Some(drafter), Some(draft)) = (drafter, &weights.draft) {
+            drafter
+                .propose(backend, config, weights, draft, memory, arena, batch, output, probe)
+                .map_err(|e| device_error(&e))?;
+        }
+        Ok(())
+    }
+
+    /// The pool of recurrent state, for models that have one.
+    fn states(&mut self) -> Result<(&mut B, &mut B::StatePool), ExecutionError> {
+        let refused = || ExecutionError::Refused("the model has no recurrent state".to_owned());
+        Ok((&mut self.backend, self.memory.states.as_mut().ok_or_else(refused)?))
     }
 }
 
@@ -185,6 +216,50 @@ impl<B: Ops> Executor for Model<B> {
             let detail = format!("copy of {tokens} tokens, a page holds {PAGE_TOKENS}");
             return Err(ExecutionError::Refused(detail));
         }
-        self.backend.copy_page(&mut self.pool, from, to, tokens).map_err(|e| device_error(&e))
+        let kv = &mut self.memory.kv;
+        self.backend.copy_page(kv, from, to, tokens).map_err(|e| device_error(&e))
+    }
+
+    fn copy_state(
+        &mut self,
+        from: SlotId,
+        to: SlotId,
+        position: usize,
+    ) -> Result<(), ExecutionError> {
+        self.validator.holds(from, position)?;
+        self.validator.slot(to)?;
+        let (backend, states) = self.states()?;
+        backend.copy_state(states, from, to, position).map_err(|e| device_error(&e))?;
+        self.validator.settle(to, position);
+        Ok(())
+    }
+
+    fn save_state(
+        &mut self,
+        slot: SlotId,
+        position: usize,
+        image: &mut Vec<u8>,
+    ) -> Result<(), ExecutionError> {
+        self.validator.holds(slot, position)?;
+        let (backend, states) = self.states()?;
+        backend.save_state(states, slot, position, image).map_err(|e| device_error(&e))
+    }
+
+    fn load_state(
+        &mut self,
+        slot: SlotId,
+        position: usize,
+        image: &[u8],
+    ) -> Result<(), ExecutionError> {
+        self.validator.slot(slot)?;
+        let wanted = self.geometry.state_bytes;
+        if image.len() != wanted {
+            let detail = format!("an image of {} bytes, expected {wanted}", image.len());
+            return Err(ExecutionError::Refused(detail));
+        }
+        let (backend, states) = self.states()?;
+        backend.load_state(states, slot, position, image).map_err(|e| device_error(&e))?;
+        self.validator.settle(slot, position);
+        Ok(())
     }
 }

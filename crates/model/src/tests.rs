@@ -1,7 +1,7 @@
 //! A synthetic model against a forward pass written down once more, naively and in f64.
 
 use crate::testing::{Recipe, TestFile};
-use crate::{Architecture, LLAMA, LoadError, LoadOptions, Model};
+use crate::{Architecture, LLAMA, Layout, LoadError, LoadOptions, Model, QWEN2, QWEN3};
 use laneway_execution::{
     Draw, ExecutionError, Executor, PageId, SampleRow, SamplingKey, SamplingParams, SequenceId,
     StepBatch, StepOutput, TokenId,
@@ -11,7 +11,14 @@ use laneway_ops::reference::ReferenceOps;
 use laneway_ops::synthetic::Stream;
 use laneway_ops::{RopeStyle, Workspace};
 
-const OPTIONS: LoadOptions = LoadOptions { kv_dtype: KvDtype::F32, pages: 8, top_logprobs: 200 };
+const OPTIONS: LoadOptions = LoadOptions {
+    kv_dtype: KvDtype::F32,
+    pages: 8,
+    top_logprobs: 200,
+    state_slots: 4,
+    drafts: 5,
+    drafting: true,
+};
 
 fn backend() -> ReferenceOps {
     ReferenceOps::new(Workspace { rows: 64, samples: 64, context: 256 })
@@ -101,7 +108,7 @@ fn rotate(recipe: &Recipe, head: &mut [f64], position: usize) {
         if recipe.rope_factors {
             angle /= f64::from(TestFile::rope_factor(i));
         }
-        let (a, b) = match recipe.architecture.rope_style {
+        let (a, b) = match recipe.architecture.rope_style(Layout::Gguf) {
             RopeStyle::Interleaved => (2 * i, 2 * i + 1),
             RopeStyle::Halves => (i, i + recipe.rotary_dims / 2),
         };
@@ -176,9 +183,9 @@ fn llama_equals_the_naive_forward_pass() {
 
 #[test]
 fn biases_head_norms_and_the_other_rotation() {
-    let architecture = Architecture { qkv_bias: true, rope_style: RopeStyle::Halves, ..LLAMA };
+    let architecture = Architecture { name: LLAMA.name, ..QWEN2 };
     assert_equals_naive(&Recipe { architecture, ..Recipe::default() });
-    let architecture = Architecture { head_norm: true, rope_style: RopeStyle::Halves, ..LLAMA };
+    let architecture = Architecture { name: LLAMA.name, ..QWEN3 };
     assert_equals_naive(&Recipe { architecture, ..Recipe::default() });
 }
 
@@ -324,7 +331,7 @@ fn progress_is_complete_and_the_ledger_adds_up() {
     let (done, all, bytes_done, bytes) = last.unwrap();
     assert_eq!((done, bytes_done), (all, bytes));
     assert_eq!(calls, all + 1);
-    let packed = crate::packed_weight_bytes(&file, &backend()).unwrap();
+    let packed = crate::packed_weight_bytes(&file, &backend(), true).unwrap();
     let pool = 8 * 64 * 2 * 2 * (recipe.kv_heads * recipe.head_dim * 4) as u64;
     assert_eq!(model.ledger().total_bytes(), packed + pool);
     assert_eq!(model.geometry().page_bytes as u64 * 8, pool);
@@ -344,7 +351,7 @@ fn bad_files_are_refused_with_names_and_shapes() {
     };
     check(
         |f| f.set_text("general.architecture", "mamba"),
-        "architecture \"mamba\" is not supported (supported: llama)",
+        "architecture \"mamba\" is not supported (supported: llama, qwen2, qwen3, qwen35, qwen35moe)",
     );
     check(
         |f| f.remove("blk.1.ffn_up.weight"),

@@ -1,8 +1,10 @@
 //! Checks a step before anything is changed: every index, position, page and parameter.
 
 use laneway_execution::{
-    Draw, ExecutionError, Limits, PAGE_TOKENS, SampleRow, Segment, StepBatch, TokenId, pages_for,
+    Drafting, Draw, ExecutionError, Limits, PAGE_TOKENS, SampleRow, Segment, SlotId, StepBatch,
+    TokenId, pages_for,
 };
+use laneway_ops::Frontier;
 
 /// Checks steps against a model's limits; allocates at start only.
 #[derive(Debug)]
@@ -12,6 +14,9 @@ pub(crate) struct Validator {
     limits: Limits,
     /// For every page the number of the last step that wrote it.
     written: Vec<u64>,
+    /// How far the recurrent state in every slot goes, and the number of the last step that
+    /// used it.
+    slots: Vec<(Frontier, u64)>,
     step: u64,
 }
 
@@ -23,7 +28,14 @@ fn ensure(holds: bool, detail: impl FnOnce() -> String) -> Checked {
 
 impl Validator {
     pub fn new(vocabulary: usize, context: usize, limits: Limits) -> Self {
-        Validator { vocabulary, context, limits, written: vec![0; limits.pages], step: 0 }
+        Validator {
+            vocabulary,
+            context,
+            limits,
+            written: vec![0; limits.pages],
+            slots: vec![(Frontier::default(), 0); limits.state_slots],
+            step: 0,
+        }
     }
 
     /// Checks a whole step.
@@ -53,7 +65,93 @@ impl Validator {
             last_row = sample.row;
             self.sample(batch, sample)?;
         }
+        for segment in &batch.segments {
+            self.drafting(batch, segment)?;
+        }
         Ok(())
+    }
+
+    /// Notes how far a step that has run took the state in its slots.
+    pub fn advance(&mut self, batch: &StepBatch) {
+        for segment in &batch.segments {
+            let slot = segment.state_slot.map(|slot| slot.0 as usize);
+            if let Some((frontier, _)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
+                *frontier = Frontier::behind(segment);
+            }
+        }
+    }
+
+    /// Notes that a slot holds exactly the tokens before `position`.
+    pub fn settle(&mut self, slot: SlotId, position: usize) {
+        if let Some((frontier, _)) = self.slots.get_mut(slot.0 as usize) {
+            *frontier = Frontier { certain: position, pending: 0 };
+        }
+    }
+
+    /// Checks that there is such a slot.
+    pub fn slot(&self, slot: SlotId) -> Checked {
+        let (slot, slots) = (slot.0 as usize, self.slots.len());
+        ensure(slot < slots, || format!("slot {slot} of {slots}"))
+    }
+
+    /// Checks that a slot holds a position.
+    pub fn holds(&self, slot: SlotId, position: usize) -> Checked {
+        self.slot(slot)?;
+        let held = self.slots[slot.0 as usize].0.accepted(position);
+        held.map(drop).map_err(ExecutionError::Refused)
+    }
+
+    /// Checks that a segment goes on where the state in its slot ends.
+    fn state(&mut self, segment: &Segment) -> Checked {
+        if self.slots.is_empty() {
+            return Ok(());
+        }
+        let name = segment.sequence.0;
+        let slot = segment.state_slot;
+        ensure(slot.is_some(), || format!("sequence {name} has no slot for its state"))?;
+        let slot = slot.unwrap_or_default();
+        self.slot(slot)?;
+        let (frontier, used) = &mut self.slots[slot.0 as usize];
+        ensure(*used != self.step, || format!("slot {} is used twice in one step", slot.0))?;
+        *used = self.step;
+        let held = frontier.before(segment).map(drop);
+        held.map_err(|detail| ExecutionError::Refused(format!("sequence {name}: {detail}")))
+    }
+
+    /// Checks drafts, and what is wanted of the drafter.
+    fn drafting(&self, batch: &StepBatch, segment: &Segment) -> Checked {
+        let &Segment { ref rows, drafts, drafting, start, ref blocks, .. } = segment;
+        let name = segment.sequence.0;
+        let Limits { drafts: most, proposals, .. } = self.limits;
+        ensure(drafts <= most && drafts < rows.len(), || {
+            format!("sequence {name}: {drafts} drafts in {} rows, at most {most}", rows.len())
+        })?;
+        let drawn = |row: usize| {
+            let mut of_row = batch.samples.iter().filter(|sample| sample.row == row);
+            of_row.next().is_some_and(|s| s.draw == Draw::Sample) && of_row.next().is_none()
+        };
+        let proposing = matches!(drafting, Drafting::Propose { .. });
+        let first = rows.end - 1 - drafts;
+        if drafts > 0 || proposing {
+            let missing = (first..rows.end).find(|&row| !drawn(row));
+            ensure(missing.is_none(), || {
+                format!("sequence {name}: row {} is not drawn once", missing.unwrap_or_default())
+            })?;
+        }
+        match drafting {
+            Drafting::Off => Ok(()),
+            Drafting::Follow { next } => self.token("next", next),
+            Drafting::Propose { count } => {
+                ensure(count <= proposals, || {
+                    format!("sequence {name}: {count} proposals, at most {proposals}")
+                })?;
+                // The last proposal needs no place of its own, nor does the one before it.
+                let end = start + rows.len() + count.saturating_sub(1);
+                ensure(blocks.len() >= pages_for(end) && end <= self.context, || {
+                    format!("sequence {name}: {} pages and {count} proposals", blocks.len())
+                })
+            }
+        }
     }
 
     fn token(&self, what: &str, token: TokenId) -> Checked {
@@ -68,6 +166,7 @@ impl Validator {
         let name = sequence.0;
         let within = rows.start == next_row && rows.start < rows.end && rows.end <= batch.rows();
         ensure(within, || format!("sequence {name}: rows {rows:?}, expected from {next_row}"))?;
+        self.state(segment)?;
         let end = start.saturating_add(rows.len());
         ensure(end <= self.context, || {
             format!("sequence {name}: {end} tokens, the context is {}", self.context)

@@ -1,6 +1,7 @@
 //! The trait a backend implements, and the plain types it speaks in.
 
-use laneway_execution::{PageId, StepBatch, StepOutput};
+use crate::DeltaSpec;
+use laneway_execution::{PageId, SlotId, StepBatch, StepOutput};
 use laneway_numerics::{KvDtype, WeightFormat};
 
 /// A weight matrix as it stands in a model file: `rows` outputs by `cols` inputs, row-major.
@@ -77,6 +78,32 @@ pub struct Product<'a, B: Ops + ?Sized> {
     pub accumulate: bool,
 }
 
+/// The experts of a sparse layer: the matrices of all of them, one below the other.
+pub struct Experts<'a, B: Ops + ?Sized> {
+    /// `experts · inner × hidden`.
+    pub gate: &'a B::Matrix,
+    /// `experts · inner × hidden`.
+    pub up: &'a B::Matrix,
+    /// `experts · hidden × inner`.
+    pub down: &'a B::Matrix,
+    /// Experts that each row goes to.
+    pub chosen: usize,
+}
+
+/// The rows of a [`Ops::gated_delta`] call and the constants of its layer.
+pub struct DeltaRows<'a, B: Ops + ?Sized> {
+    /// Queries, keys and values behind the convolution: [`DeltaSpec::channels`] wide.
+    pub qkv: &'a B::Activations,
+    /// What decides how much is forgotten: one element a value head.
+    pub alpha: &'a B::Activations,
+    /// What decides how much is written: one element a value head.
+    pub beta: &'a B::Activations,
+    /// Decay rate of each value head, negative (`-exp(A_log)` of checkpoints).
+    pub rate: &'a B::Vector,
+    /// Added to `alpha` (`dt_bias` of checkpoints).
+    pub bias: &'a B::Vector,
+}
+
 /// Why an op failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
@@ -121,7 +148,7 @@ pub enum OpError {
 /// Load-time calls (`load_*`, `new_*`) allocate; ops of a step do not. A step starts with
 /// [`Ops::begin_step`], which hands over the rows. Activations know how many rows they hold: an op
 /// runs over the rows of its input and leaves as many in its output, so a norm after
-/// [`Ops::gather_samples`] touches the sampled rows only.
+/// [`Ops::gather_rows`] touches the gathered rows only.
 pub trait Ops {
     /// A weight matrix in the backend's packed layout.
     type Matrix;
@@ -133,6 +160,8 @@ pub trait Ops {
     type KvPool;
     /// A prepared rotary embedding.
     type Rope;
+    /// State of recurrent layers, one slot a sequence.
+    type StatePool;
 
     /// The workspace this backend was made for.
     fn workspace(&self) -> Workspace;
@@ -160,6 +189,15 @@ pub trait Ops {
     /// # Errors
     /// A dtype or head size this backend lacks, or no memory.
     fn new_kv_pool(&mut self, spec: &KvSpec) -> Result<Self::KvPool, OpError>;
+
+    /// Allocates a pool of recurrent state.
+    ///
+    /// # Errors
+    /// Sizes this backend lacks, or no memory.
+    fn new_state_pool(&mut self, spec: &DeltaSpec) -> Result<Self::StatePool, OpError>;
+
+    /// Bytes that a pool of recurrent state occupies.
+    fn state_pool_bytes(&self, spec: &DeltaSpec) -> usize;
 
     /// Prepares a rotary embedding.
     ///
@@ -264,13 +302,124 @@ pub trait Ops {
         out: &mut Self::Activations,
     ) -> Result<(), OpError>;
 
-    /// Gathers the sampled rows of `x`, in sample order; `out` then holds `samples` rows.
+    /// [`Ops::rms_norm`] times `silu(gate)`, element by element.
     ///
     /// # Errors
-    /// Widths that differ.
-    fn gather_samples(
+    /// Widths that differ or are not a multiple of the weight's.
+    fn gated_rms_norm(
         &mut self,
         x: &Self::Activations,
+        weight: &Self::Vector,
+        epsilon: f32,
+        gate: &Self::Activations,
+        out: &mut Self::Activations,
+    ) -> Result<(), OpError>;
+
+    /// Sparse mixture of experts (Shazeer et al. 2017, arXiv 1701.06538): of each row's experts
+    /// those with the `chosen` greatest logits, of equal ones the first,
+    /// `out += Σ_e p_e · (silu(x · gate_eᵀ) ⊙ (x · up_eᵀ)) · down_eᵀ`, where `p` is the softmax of
+    /// the chosen logits.
+    ///
+    /// # Errors
+    /// Widths that do not fit, or more chosen experts than there are.
+    fn sparse_moe(
+        &mut self,
+        x: &Self::Activations,
+        logits: &Self::Activations,
+        experts: Experts<'_, Self>,
+        out: &mut Self::Activations,
+    ) -> Result<(), OpError>;
+
+    /// `x = x ⊙ sigmoid(gate)` (gated attention, Qiu et al. 2025, arXiv 2505.06708); a gate of
+    /// width 1 holds for its whole row.
+    ///
+    /// # Errors
+    /// Widths or rows that differ.
+    fn sigmoid_gate(
+        &mut self,
+        gate: &Self::Activations,
+        x: &mut Self::Activations,
+    ) -> Result<(), OpError>;
+
+    /// Causal depthwise convolution over the rows of each sequence, then SiLU:
+    /// `out[t][c] = silu(Σ_j weight[j][c] · x[t - kernel + 1 + j][c])`, where rows before the
+    /// segment come from its slot and rows before the sequence are zero. `weight` has
+    /// [`DeltaSpec::kernel`] taps of [`DeltaSpec::channels`] elements.
+    ///
+    /// # Errors
+    /// Widths, layer or slots beyond the pool, or a slot that does not hold the sequence.
+    fn causal_conv(
+        &mut self,
+        pool: &mut Self::StatePool,
+        layer: usize,
+        weight: &Self::Vector,
+        x: &Self::Activations,
+        out: &mut Self::Activations,
+    ) -> Result<(), OpError>;
+
+    /// Gated delta rule (Yang et al. 2024, arXiv 2412.06464), for each value head with its state
+    /// `S` (`key_dim × value_dim`), row after row:
+    ///
+    /// ```text
+    /// q, k = l2norm(q) / sqrt(key_dim), l2norm(k)      l2norm(x) = x / sqrt(Σ x² + 1e-6)
+    /// g, b = exp(rate · softplus(alpha + bias)), sigmoid(beta)
+    /// S    = g S;  S = S + k (b (v - Sᵀ k))ᵀ;  out = Sᵀ q
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Ops::causal_conv`].
+    fn gated_delta(
+        &mut self,
+        pool: &mut Self::StatePool,
+        layer: usize,
+        rows: DeltaRows<'_, Self>,
+        out: &mut Self::Activations,
+    ) -> Result<(), OpError>;
+
+    /// Makes `to` hold what `from` holds at `position`, over all layers.
+    ///
+    /// # Errors
+    /// Slots beyond the pool, or a position that `from` does not hold.
+    fn copy_state(
+        &mut self,
+        pool: &mut Self::StatePool,
+        from: SlotId,
+        to: SlotId,
+        position: usize,
+    ) -> Result<(), OpError>;
+
+    /// Replaces `image` by what `slot` holds at `position`: [`DeltaSpec::image_bytes`] bytes.
+    ///
+    /// # Errors
+    /// As [`Ops::copy_state`].
+    fn save_state(
+        &mut self,
+        pool: &Self::StatePool,
+        slot: SlotId,
+        position: usize,
+        image: &mut Vec<u8>,
+    ) -> Result<(), OpError>;
+
+    /// Makes `slot` hold an image taken at `position`.
+    ///
+    /// # Errors
+    /// A slot beyond the pool, or an image of another length.
+    fn load_state(
+        &mut self,
+        pool: &mut Self::StatePool,
+        slot: SlotId,
+        position: usize,
+        image: &[u8],
+    ) -> Result<(), OpError>;
+
+    /// Gathers rows of `x` into `out`, in the order of `rows`, which may repeat.
+    ///
+    /// # Errors
+    /// Widths that differ, or rows that `x` or `out` does not have.
+    fn gather_rows(
+        &mut self,
+        x: &Self::Activations,
+        rows: &[usize],
         out: &mut Self::Activations,
     ) -> Result<(), OpError>;
 

@@ -18,8 +18,12 @@
 pub mod conformance;
 mod contract;
 pub mod oracle;
+mod recurrent;
 pub mod reference;
 pub mod sampling;
 pub mod synthetic;
 
-pub use contract::{KvSpec, MatrixSource, OpError, Ops, Product, RopeSpec, RopeStyle, Workspace};
+pub use contract::{
+    DeltaRows, Experts, KvSpec, MatrixSource, OpError, Ops, Product, RopeSpec, RopeStyle, Workspace,
+};
+pub use recurrent::{DeltaSpec, Frontier, HeadSharing};

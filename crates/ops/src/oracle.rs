@@ -3,9 +3,12 @@
 //! Rows are flat slices, row after row; weights are decoded. Nothing here is fast or clever. The
 //! oracle of sampling is [`crate::sampling::draw`].
 
+mod recurrent;
+
 use crate::{KvSpec, MatrixSource, OpError, RopeSpec, RopeStyle};
 use laneway_execution::{PAGE_TOKENS, PageId, StepBatch, TokenId};
 use laneway_numerics::{KvDtype, decode_row};
+pub use recurrent::{DeltaInput, Read, causal_conv, gated_delta};
 
 /// A decoded weight matrix, `rows` outputs by `cols` inputs.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,10 +90,16 @@ pub fn linear(x: &[f64], matrix: &Matrix, bias: Option<&[f64]>) -> Vec<f64> {
     out
 }
 
+/// `1 / (1 + e^-x)`.
+#[must_use]
+pub fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
 /// `x · sigmoid(x)`.
 #[must_use]
 pub fn silu(x: f64) -> f64 {
-    x / (1.0 + (-x).exp())
+    x * sigmoid(x)
 }
 
 /// `silu(x · gateᵀ) ⊙ (x · upᵀ)`.
@@ -98,6 +107,17 @@ pub fn silu(x: f64) -> f64 {
 pub fn gate_up_swiglu(x: &[f64], gate: &Matrix, up: &Matrix) -> Vec<f64> {
     let (gate, up) = (linear(x, gate, None), linear(x, up, None));
     gate.iter().zip(&up).map(|(&gate, up)| silu(gate) * up).collect()
+}
+
+/// The experts of a row and their weights, greatest logit first: the softmax of the chosen ones.
+#[must_use]
+pub fn route(logits: &[f64], chosen: usize) -> Vec<(usize, f64)> {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    order.truncate(chosen);
+    let weight = |&expert: &usize| (logits[expert] - logits[order[0]]).exp();
+    let total: f64 = order.iter().map(weight).sum();
+    order.iter().map(|expert| (*expert, weight(expert) / total)).collect()
 }
 
 /// Rotates every head of every row by the row's position.
@@ -125,11 +145,10 @@ pub fn positions(batch: &StepBatch) -> Vec<usize> {
     batch.segments.iter().flat_map(|s| s.start..s.start + s.rows.len()).collect()
 }
 
-/// The sampled rows of `x`, in sample order.
+/// Rows of `x`, in the order of `rows`.
 #[must_use]
-pub fn gather_samples(x: &[f64], width: usize, batch: &StepBatch) -> Vec<f64> {
-    let rows = batch.samples.iter().map(|sample| sample.row * width);
-    rows.flat_map(|start| x[start..start + width].to_vec()).collect()
+pub fn gather_rows(x: &[f64], width: usize, rows: &[usize]) -> Vec<f64> {
+    rows.iter().flat_map(|row| x[row * width..(row + 1) * width].to_vec()).collect()
 }
 
 /// A value as the cache keeps it: rounded to nearest even.

@@ -1,11 +1,17 @@
 //! The smallest backend: plain loops over f32, weights unpacked. It proves the conformance suite
 //! and lets models be tested where no other backend is at hand.
 
-use crate::oracle::{decode_matrix, kv_round, positions, silu};
+mod state;
+
+use crate::oracle::{decode_matrix, kv_round, positions, route, sigmoid, silu};
 use crate::sampling::{SampleInput, Sampler};
-use crate::{KvSpec, MatrixSource, OpError, Ops, Product, RopeSpec, RopeStyle, Workspace};
-use laneway_execution::{PAGE_TOKENS, PageId, StepBatch, StepOutput};
+use crate::{
+    DeltaRows, DeltaSpec, Experts, KvSpec, MatrixSource, OpError, Ops, Product, RopeSpec,
+    RopeStyle, Workspace,
+};
+use laneway_execution::{PAGE_TOKENS, PageId, SlotId, StepBatch, StepOutput};
 use laneway_numerics::WeightFormat;
+pub use state::StatePool;
 
 /// The backend.
 #[derive(Debug)]
@@ -148,6 +154,7 @@ impl Ops for ReferenceOps {
     type Activations = Activations;
     type KvPool = KvPool;
     type Rope = RopeSpec;
+    type StatePool = StatePool;
 
     fn workspace(&self) -> Workspace {
         self.workspace
@@ -178,6 +185,14 @@ impl Ops for ReferenceOps {
             format!("{pairs} pairs in a head of {}", spec.head_dim)
         })?;
         Ok(spec.clone())
+    }
+
+    fn new_state_pool(&mut self, spec: &DeltaSpec) -> Result<StatePool, OpError> {
+        StatePool::new(spec)
+    }
+
+    fn state_pool_bytes(&self, spec: &DeltaSpec) -> usize {
+        spec.slots * spec.image_bytes()
     }
 
     fn packed_bytes(&self, _: WeightFormat, rows: usize, cols: usize) -> usize {
@@ -391,12 +406,146 @@ impl Ops for ReferenceOps {
         Ok(())
     }
 
-    fn gather_samples(&mut self, x: &Activations, out: &mut Activations) -> Result<(), OpError> {
-        same_width("gather_samples", out.width, x.width)?;
-        self.full_step("gather_samples", x)?;
+    fn gated_rms_norm(
+        &mut self,
+        x: &Activations,
+        weight: &Vec<f32>,
+        epsilon: f32,
+        gate: &Activations,
+        out: &mut Activations,
+    ) -> Result<(), OpError> {
+        same_width("gated_rms_norm", gate.width, x.width)?;
+        ensure("gated_rms_norm", gate.rows() == x.rows(), || {
+            format!("{} rows and {} of gates", x.rows(), gate.rows())
+        })?;
+        self.rms_norm(x, weight, epsilon, out)?;
+        for (out, gate) in out.data.iter_mut().zip(&gate.data) {
+            *out *= silu(f64::from(*gate)) as f32;
+        }
+        Ok(())
+    }
+
+    fn sparse_moe(
+        &mut self,
+        x: &Activations,
+        logits: &Activations,
+        experts: Experts<'_, Self>,
+        out: &mut Activations,
+    ) -> Result<(), OpError> {
+        const OP: &str = "sparse_moe";
+        let Experts { gate, up, down, chosen } = experts;
+        let (all, hidden, inner) = (logits.width, out.width, down.cols);
+        ensure(OP, chosen > 0 && chosen <= all, || format!("{chosen} of {all} experts"))?;
+        for matrix in [gate, up] {
+            same_width(OP, x.width, matrix.cols)?;
+            same_width(OP, matrix.rows, all * inner)?;
+        }
+        same_width(OP, down.rows, all * hidden)?;
+        for rows in [logits.rows(), out.rows()] {
+            ensure(OP, rows == x.rows(), || format!("{} rows beside {rows}", x.rows()))?;
+        }
+        let part = |matrix: &Matrix, expert: usize| {
+            let rows = matrix.rows / all;
+            let data = matrix.data[expert * rows * matrix.cols..][..rows * matrix.cols].to_vec();
+            Matrix { rows, cols: matrix.cols, data }
+        };
+        for (row, logits) in logits.data.chunks(all).enumerate() {
+            let logits: Vec<f64> = logits.iter().map(|l| f64::from(*l)).collect();
+            let x =
+                Activations { width: x.width, data: x.data[row * x.width..][..x.width].to_vec() };
+            for (expert, weight) in route(&logits, chosen) {
+                let mut read = Activations { width: inner, data: Vec::new() };
+                self.gate_up_swiglu(&x, &part(gate, expert), &part(up, expert), &mut read)?;
+                self.products(&read, &part(down, expert), |_, output, sum| {
+                    out.data[row * hidden + output] += weight as f32 * sum;
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn sigmoid_gate(&mut self, gate: &Activations, x: &mut Activations) -> Result<(), OpError> {
+        const OP: &str = "sigmoid_gate";
+        let (gates, width) = (gate.width, x.width);
+        ensure(OP, gates == 1 || gates == width, || format!("{gates} gates for {width} elements"))?;
+        ensure(OP, gate.rows() == x.rows(), || {
+            format!("{} rows and {} of gates", x.rows(), gate.rows())
+        })?;
+        for (i, x) in x.data.iter_mut().enumerate() {
+            *x *= sigmoid(f64::from(gate.data[if gates == 1 { i / width } else { i }])) as f32;
+        }
+        Ok(())
+    }
+
+    fn causal_conv(
+        &mut self,
+        pool: &mut StatePool,
+        layer: usize,
+        weight: &Vec<f32>,
+        x: &Activations,
+        out: &mut Activations,
+    ) -> Result<(), OpError> {
+        self.full_step("causal_conv", x)?;
+        pool.conv(layer, &self.batch, weight, x, out)
+    }
+
+    fn gated_delta(
+        &mut self,
+        pool: &mut StatePool,
+        layer: usize,
+        rows: DeltaRows<'_, Self>,
+        out: &mut Activations,
+    ) -> Result<(), OpError> {
+        let DeltaRows { qkv, alpha, beta, rate, bias } = rows;
+        for x in [qkv, alpha, beta] {
+            self.full_step("gated_delta", x)?;
+        }
+        pool.delta(layer, &self.batch, qkv, [alpha, beta], [rate, bias], out)
+    }
+
+    fn copy_state(
+        &mut self,
+        pool: &mut StatePool,
+        from: SlotId,
+        to: SlotId,
+        position: usize,
+    ) -> Result<(), OpError> {
+        pool.copy(from, to, position)
+    }
+
+    fn save_state(
+        &mut self,
+        pool: &StatePool,
+        slot: SlotId,
+        position: usize,
+        image: &mut Vec<u8>,
+    ) -> Result<(), OpError> {
+        pool.save(slot, position, image)
+    }
+
+    fn load_state(
+        &mut self,
+        pool: &mut StatePool,
+        slot: SlotId,
+        position: usize,
+        image: &[u8],
+    ) -> Result<(), OpError> {
+        pool.load(slot, position, image)
+    }
+
+    fn gather_rows(
+        &mut self,
+        x: &Activations,
+        rows: &[usize],
+        out: &mut Activations,
+    ) -> Result<(), OpError> {
+        same_width("gather_rows", out.width, x.width)?;
+        let most = self.workspace.rows.max(self.workspace.samples);
+        ensure("gather_rows", rows.len() <= most, || format!("{} rows of {most}", rows.len()))?;
         out.data.clear();
-        for sample in &self.batch.samples {
-            out.data.extend_from_slice(&x.data[sample.row * x.width..][..x.width]);
+        for &row in rows {
+            ensure("gather_rows", row < x.rows(), || format!("row {row} of {}", x.rows()))?;
+            out.data.extend_from_slice(&x.data[row * x.width..][..x.width]);
         }
         Ok(())
     }

@@ -43,7 +43,7 @@ pub fn run(settings: &Settings) -> Result<()> {
             kv_capacity: pool.kv_capacity,
             lanes: pool.max_concurrency,
         },
-        drafts: room(spec),
+        room: room(spec, opened.config.draft_layer),
     };
     let loaded = opened.load(draft.as_ref(), &purpose)?;
     let speculation = speculation(spec, &loaded.limits())?;

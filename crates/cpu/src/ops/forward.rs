@@ -1,17 +1,21 @@
 //! `impl Ops`: checks, then regions of kernels.
 
-use super::{Activations, CpuOps, LOGIT_ROWS, Rope, ensure, same_width, shared};
+use super::{Activations, CpuOps, LOGIT_ROWS, Rope, ensure, same_shape, same_width, shared};
 use crate::attention::{Attention, BLOCK_QUERIES, Block, Phase, partial_len, scratch_len};
 use crate::buffer::{Buffer, Shared};
 use crate::isa::dispatch;
-use crate::kernels::{Append, Linear, Norm, Rotate, Swiglu, Target};
+use crate::kernels::{Append, Linear, Norm, Outputs, Rotate, Swiglu, Target};
 use crate::kv::{Element, KvPool, Pages, Store};
 use crate::packed::{Matrix, packed_bytes};
+use crate::recurrent::SigmoidGate;
+use crate::state::{StatePool, pool_bytes};
 use crate::team::share;
-use laneway_execution::{PAGE_TOKENS, PageId, StepBatch, StepOutput};
+use laneway_execution::{PAGE_TOKENS, PageId, SlotId, StepBatch, StepOutput};
 use laneway_numerics::WeightFormat;
 use laneway_ops::sampling::{SampleInput, Sampler};
-use laneway_ops::{KvSpec, MatrixSource, OpError, Ops, Product, RopeSpec, Workspace};
+use laneway_ops::{
+    DeltaRows, DeltaSpec, Experts, KvSpec, MatrixSource, OpError, Ops, Product, RopeSpec, Workspace,
+};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 static ROPES: AtomicU64 = AtomicU64::new(1);
@@ -22,6 +26,7 @@ impl Ops for CpuOps {
     type Activations = Activations;
     type KvPool = KvPool;
     type Rope = Rope;
+    type StatePool = StatePool;
 
     fn workspace(&self) -> Workspace {
         self.workspace
@@ -59,6 +64,14 @@ impl Ops for CpuOps {
             format!("{pairs} pairs in a head of {}", spec.head_dim)
         })?;
         Ok(Rope { id: ROPES.fetch_add(1, Ordering::Relaxed), spec: spec.clone() })
+    }
+
+    fn new_state_pool(&mut self, spec: &DeltaSpec) -> Result<StatePool, OpError> {
+        self.state_pool(spec)
+    }
+
+    fn state_pool_bytes(&self, spec: &DeltaSpec) -> usize {
+        pool_bytes(spec)
     }
 
     fn packed_bytes(&self, format: WeightFormat, rows: usize, cols: usize) -> usize {
@@ -114,23 +127,96 @@ impl Ops for CpuOps {
         epsilon: f32,
         out: &mut Activations,
     ) -> Result<(), OpError> {
-        same_width("rms_norm", out.width, x.width)?;
-        let group = weight.len();
-        ensure("rms_norm", group > 0 && x.width.is_multiple_of(group), || {
-            format!("groups of {group} in rows of {}", x.width)
-        })?;
-        out.rows = x.rows;
-        let (from, to, weight) = (Shared(x.data.as_ptr().cast_mut()), shared(out), &weight[..]);
-        let per_row = x.width / group;
-        self.over_rows(x.rows, x.width, |rows| Norm {
-            x: from.get(),
-            out: to.get(),
-            weight: weight.as_ptr(),
-            group,
-            epsilon,
-            groups: rows.start * per_row..rows.end * per_row,
+        self.norm("rms_norm", x, weight, epsilon, None, out)
+    }
+
+    fn gated_rms_norm(
+        &mut self,
+        x: &Activations,
+        weight: &Vec<f32>,
+        epsilon: f32,
+        gate: &Activations,
+        out: &mut Activations,
+    ) -> Result<(), OpError> {
+        same_shape("gated_rms_norm", gate, x)?;
+        self.norm("gated_rms_norm", x, weight, epsilon, Some(gate), out)
+    }
+
+    fn sigmoid_gate(&mut self, gate: &Activations, x: &mut Activations) -> Result<(), OpError> {
+        const OP: &str = "sigmoid_gate";
+        let (rows, width, gates) = (x.rows, x.width, gate.width);
+        ensure(OP, gates == 1 || gates == width, || format!("{gates} gates for {width} elements"))?;
+        ensure(OP, rows == gate.rows, || format!("{rows} rows beside {}", gate.rows))?;
+        let (gate, x) = (Shared(gate.data.as_ptr().cast_mut()), shared(x));
+        self.over_rows(rows, width, |rows| SigmoidGate {
+            gate: gate.get(),
+            gates,
+            x: x.get(),
+            width,
+            rows,
         });
         Ok(())
+    }
+
+    fn sparse_moe(
+        &mut self,
+        x: &Activations,
+        logits: &Activations,
+        experts: Experts<'_, Self>,
+        out: &mut Activations,
+    ) -> Result<(), OpError> {
+        self.moe(x, logits, &experts, out)
+    }
+
+    fn causal_conv(
+        &mut self,
+        pool: &mut StatePool,
+        layer: usize,
+        weight: &Vec<f32>,
+        x: &Activations,
+        out: &mut Activations,
+    ) -> Result<(), OpError> {
+        self.conv(pool, layer, weight, x, out)
+    }
+
+    fn gated_delta(
+        &mut self,
+        pool: &mut StatePool,
+        layer: usize,
+        rows: DeltaRows<'_, Self>,
+        out: &mut Activations,
+    ) -> Result<(), OpError> {
+        self.delta(pool, layer, &rows, out)
+    }
+
+    fn copy_state(
+        &mut self,
+        pool: &mut StatePool,
+        from: SlotId,
+        to: SlotId,
+        position: usize,
+    ) -> Result<(), OpError> {
+        self.copy_slot(pool, from, to, position)
+    }
+
+    fn save_state(
+        &mut self,
+        pool: &StatePool,
+        slot: SlotId,
+        position: usize,
+        image: &mut Vec<u8>,
+    ) -> Result<(), OpError> {
+        self.save_slot(pool, slot, position, image)
+    }
+
+    fn load_state(
+        &mut self,
+        pool: &mut StatePool,
+        slot: SlotId,
+        position: usize,
+        image: &[u8],
+    ) -> Result<(), OpError> {
+        self.load_slot(pool, slot, position, image)
     }
 
     fn linear(
@@ -154,14 +240,14 @@ impl Ops for CpuOps {
             let rest = [matrices.next().unwrap_or(first), matrices.next().unwrap_or(first)];
             let input = self.input(x, &[first, rest[0], rest[1]]);
             let mut targets = [Target {
-                matrix: first,
+                outputs: Outputs::all(first),
                 bias: None,
                 out: std::ptr::null_mut(),
                 accumulate: false,
             }; 3];
             for (target, product) in targets.iter_mut().zip(products.iter_mut()) {
                 *target = Target {
-                    matrix: product.matrix,
+                    outputs: Outputs::all(product.matrix),
                     bias: product.bias.map(|bias| &bias[..]),
                     out: shared(product.out).get(),
                     accumulate: product.accumulate,
@@ -195,6 +281,7 @@ impl Ops for CpuOps {
         let input = self.input(x, &[gate, up]);
         let (isa, rows, members, out) = (self.isa, x.rows, self.team.threads(), shared(out));
         let next = &AtomicUsize::new(0);
+        let (gate, up) = (Outputs::all(gate), Outputs::all(up));
         self.members(members, &|_| {
             let (out, input) = (out.get(), input.get());
             let kernel = Swiglu { isa, gate, up, out, input, rows, members, next };
@@ -278,17 +365,22 @@ impl Ops for CpuOps {
         }
     }
 
-    fn gather_samples(&mut self, x: &Activations, out: &mut Activations) -> Result<(), OpError> {
-        const OP: &str = "gather_samples";
+    fn gather_rows(
+        &mut self,
+        x: &Activations,
+        rows: &[usize],
+        out: &mut Activations,
+    ) -> Result<(), OpError> {
+        const OP: &str = "gather_rows";
         same_width(OP, out.width, x.width)?;
-        self.full_step(OP, x)?;
-        let width = x.width;
-        out.rows = self.batch.samples.len();
-        for (sample, out) in self.batch.samples.iter().zip(out.data.chunks_exact_mut(width)) {
-            let rows = x.rows;
-            ensure(OP, sample.row < rows, || format!("row {} of {rows}", sample.row))?;
-            out.copy_from_slice(&x.data[sample.row * width..(sample.row + 1) * width]);
+        let (width, held) = (x.width, x.rows);
+        let room = out.data.len() / width;
+        ensure(OP, rows.len() <= room, || format!("{} rows of {room}", rows.len()))?;
+        for (&row, out) in rows.iter().zip(out.data.chunks_exact_mut(width)) {
+            ensure(OP, row < held, || format!("row {row} of {held}"))?;
+            out.copy_from_slice(&x.data[row * width..(row + 1) * width]);
         }
+        out.rows = rows.len();
         Ok(())
     }
 
@@ -317,7 +409,7 @@ impl Ops for CpuOps {
             let count = (samples - first).min(LOGIT_ROWS);
             let input = input.after_rows(first);
             let target = Target {
-                matrix: head,
+                outputs: Outputs::all(head),
                 bias: None,
                 out: self.logits.as_mut_ptr(),
                 accumulate: false,
@@ -367,6 +459,36 @@ impl<'a> Targets<'a> {
 }
 
 impl CpuOps {
+    fn norm(
+        &mut self,
+        op: &'static str,
+        x: &Activations,
+        weight: &[f32],
+        epsilon: f32,
+        gate: Option<&Activations>,
+        out: &mut Activations,
+    ) -> Result<(), OpError> {
+        same_width(op, out.width, x.width)?;
+        let group = weight.len();
+        ensure(op, group > 0 && x.width.is_multiple_of(group), || {
+            format!("groups of {group} in rows of {}", x.width)
+        })?;
+        out.rows = x.rows;
+        let (from, to) = (Shared(x.data.as_ptr().cast_mut()), shared(out));
+        let gate = gate.map(|gate| Shared(gate.data.as_ptr().cast_mut()));
+        let per_row = x.width / group;
+        self.over_rows(x.rows, x.width, |rows| Norm {
+            x: from.get(),
+            out: to.get(),
+            weight: weight.as_ptr(),
+            gate: gate.map(|gate| gate.get().cast_const()),
+            group,
+            epsilon,
+            groups: rows.start * per_row..rows.end * per_row,
+        });
+        Ok(())
+    }
+
     fn append<E: Element>(
         &mut self,
         spec: KvSpec,

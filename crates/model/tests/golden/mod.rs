@@ -78,7 +78,14 @@ pub fn load<B: Ops>(make: impl Fn(Workspace) -> B, kv_dtype: KvDtype) -> Model<B
         .map(PathBuf::from)
         .expect("LANEWAY_TEST_MODELS is not set; run `cargo xtask test`, which fetches the models");
     let gguf = Gguf::open(folder.join(MODEL_FILE)).unwrap_or_else(|e| panic!("{MODEL_FILE}: {e}"));
-    let options = LoadOptions { kv_dtype, pages: 64, top_logprobs: ALTERNATIVES };
+    let options = LoadOptions {
+        kv_dtype,
+        pages: 64,
+        top_logprobs: ALTERNATIVES,
+        state_slots: 0,
+        drafts: 0,
+        drafting: false,
+    };
     Model::load(&gguf, make(WORKSPACE), &options, &mut |_| ())
         .unwrap_or_else(|e| panic!("{MODEL_FILE}: {e}"))
 }

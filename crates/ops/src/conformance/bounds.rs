@@ -15,6 +15,9 @@ const ELEMENT_UNITS: f64 = 32.0;
 /// Relative error of a polynomial exponential.
 const EXP_RELATIVE: f64 = 4e-6;
 
+/// Sigmoids below `e^-87` may come out as any number up to this: there exponentials leave f32.
+const SIGMOID_FLOOR: f64 = 2e-38;
+
 /// Elements that share a scale or a minimum in the block formats, which kernels factor out of sums,
 /// and a step in rounded activations.
 const WEIGHT_BLOCK: usize = 32;
@@ -100,7 +103,19 @@ impl Tolerances {
     pub(crate) fn swiglu(&self, gate: (f64, f64), up: (f64, f64)) -> f64 {
         let silu = crate::oracle::silu(gate.0).abs();
         let through_gate = (1.1 * gate.1 + EXP_RELATIVE * silu) * (up.0.abs() + up.1);
-        through_gate + silu * up.1 + self.element(silu * up.0.abs())
+        let floor = SIGMOID_FLOOR * gate.0.abs() * up.0.abs();
+        through_gate + silu * up.1 + self.element(silu * up.0.abs()) + floor
+    }
+
+    /// Bound of `x · sigmoid(gate)`.
+    pub(crate) fn sigmoid(&self, x: f64) -> f64 {
+        self.element(x.abs()) + (EXP_RELATIVE + SIGMOID_FLOOR) * x.abs()
+    }
+
+    /// Bound of what a delta head reads after `steps` rows. The rule never lengthens a column of
+    /// the state beyond what it writes, so roundings of its rows add up at most.
+    pub(crate) fn delta(&self, magnitude: f64, steps: usize) -> f64 {
+        (steps as f64).mul_add(SUM_UNITS * U, EXP_RELATIVE) * magnitude
     }
 
     /// Bound of a rotation of the pair `(a, b)`; `angle` itself may be rounded to f32 once.

@@ -7,7 +7,7 @@ use crate::{KvSpec, MatrixSource, OpError, Ops, Product, RopeSpec, RopeStyle, Wo
 use laneway_execution::{PageId, SamplingKey, SamplingParams, SequenceId, StepBatch, StepOutput};
 use laneway_numerics::WeightFormat;
 
-fn refused<T>(what: &str, result: Result<T, OpError>) {
+pub(super) fn refused<T>(what: &str, result: Result<T, OpError>) {
     match result {
         Err(OpError::Shape { detail, .. }) => assert!(!detail.is_empty(), "{what}: empty detail"),
         Err(other) => panic!("{what}: expected a shape error, found {other}"),
@@ -47,7 +47,9 @@ pub fn refusals<B: Ops>(make: impl Fn(Workspace) -> B, tolerances: &Tolerances) 
     product(&x, &mut fitting).expect("linear that fits");
     let weight = ops.load_vector(&[1.0; 48]).expect("load_vector");
     refused("norm weight of another width", ops.rms_norm(&x, &weight, 1e-5, &mut wide));
-    refused("gather to another width", ops.gather_samples(&x, &mut narrow));
+    refused("gather to another width", ops.gather_rows(&x, &[0], &mut narrow));
+    let mut gathered = poisoned(ops, 64);
+    refused("gather of a row beyond", ops.gather_rows(&x, &[0, 2], &mut gathered));
     refused("SwiGLU into another width", ops.gate_up_swiglu(&x, &loaded, &loaded, &mut narrow));
 
     sequence_refusals(ops, tolerances);

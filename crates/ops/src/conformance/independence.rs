@@ -207,7 +207,8 @@ impl<B: Ops> Network<B> {
             ops.gate_up_swiglu(normed, gate, up, inner)?;
             ops.linear(inner, &mut [product(down, x, true)])?;
         }
-        ops.gather_samples(x, q)?;
+        let sampled: Vec<usize> = batch.samples.iter().map(|sample| sample.row).collect();
+        ops.gather_rows(x, &sampled, q)?;
         ops.rms_norm(q, norm, 1e-5, normed)?;
         let mut output = StepOutput::default();
         ops.logits_sample(normed, table, &mut output)?;

@@ -12,7 +12,9 @@
 
 mod bounds;
 mod errors;
+mod experts;
 mod independence;
+mod recurrent;
 mod rig;
 mod rows;
 mod sampling;
@@ -20,8 +22,10 @@ mod sequences;
 
 pub use bounds::Tolerances;
 pub use errors::refusals;
+pub use experts::sparse_moe;
 pub use independence::{row_independence, step_independence};
-pub use rows::{embed, gate_up_swiglu, gather_samples, linear, rms_norm};
+pub use recurrent::{causal_conv, gated_delta, state_images, state_independence, state_refusals};
+pub use rows::{embed, gate_up_swiglu, gates, gather_rows, linear, rms_norm};
 pub use sampling::logits_sample;
 pub use sequences::{attention, copy_page, rope};
 
@@ -31,7 +35,8 @@ pub use sequences::{attention, copy_page, rope};
 macro_rules! conformance {
     ($make:expr, $tolerances:expr $(,)?) => {
         $crate::conformance!(@cases $make, $tolerances;
-            embed, rms_norm, linear, gate_up_swiglu, gather_samples, rope, attention, copy_page,
+            embed, rms_norm, linear, gate_up_swiglu, gates, gather_rows, sparse_moe, rope, attention, copy_page,
+            causal_conv, gated_delta, state_images, state_independence, state_refusals,
             logits_sample, row_independence, step_independence, refusals);
     };
     (@cases $make:expr, $tolerances:expr; $($case:ident),*) => {

@@ -3,11 +3,10 @@
 use super::Tolerances;
 use super::rig::{
     Encoded, ROWS, WORKSPACE, activations, assert_close, assert_same_bits, exact_activations,
-    input, plain_step, poisoned, sample_row, widen, widths,
+    input, plain_step, poisoned, widen, widths,
 };
 use crate::synthetic::Stream;
 use crate::{Ops, Product, Workspace, oracle};
-use laneway_execution::{SamplingKey, SamplingParams};
 
 /// `embed` decodes rows of every format exactly.
 pub fn embed<B: Ops>(make: impl Fn(Workspace) -> B, tolerances: &Tolerances) {
@@ -168,30 +167,69 @@ pub fn gate_up_swiglu<B: Ops>(make: impl Fn(Workspace) -> B, tolerances: &Tolera
     }
 }
 
-/// `gather_samples` picks rows in sample order, and later ops see those rows only.
-pub fn gather_samples<B: Ops>(make: impl Fn(Workspace) -> B, _: &Tolerances) {
+/// `gather_rows` picks rows in any order, and later ops see those rows only.
+pub fn gather_rows<B: Ops>(make: impl Fn(Workspace) -> B, _: &Tolerances) {
     let (mut ops, mut noise) = (make(WORKSPACE), Stream::new(5));
     let width = 40;
     let ones = ops.load_vector(&vec![1.0; width]).expect("load_vector");
     for rows in ROWS {
-        let mut batch = plain_step(rows);
-        for row in (0..rows).filter(|row| rows == 1 || row % 3 == 1) {
-            let key = SamplingKey { seed: 0, position: row as u64 };
-            batch.samples.push(sample_row(row, SamplingParams::GREEDY, key));
-        }
-        let samples = batch.samples.len();
+        let picked: Vec<usize> = (0..rows.div_ceil(2)).map(|_| noise.below(rows)).collect();
         let x = activations(&mut noise, rows * width);
-        ops.begin_step(&batch).expect("begin_step");
+        ops.begin_step(&plain_step(rows)).expect("begin_step");
         let (x_in, mut out) = (input(&mut ops, width, &x), poisoned(&mut ops, width));
-        ops.gather_samples(&x_in, &mut out).expect("gather_samples");
+        ops.gather_rows(&x_in, &picked, &mut out).expect("gather_rows");
         let expected: Vec<f32> =
-            oracle::gather_samples(&widen(&x), width, &batch).iter().map(|&v| v as f32).collect();
-        let found = ops.read(&out, samples).expect("read");
-        assert_same_bits(&format!("gather_samples of {rows} rows"), &found, &expected);
+            oracle::gather_rows(&widen(&x), width, &picked).iter().map(|&v| v as f32).collect();
+        let found = ops.read(&out, picked.len()).expect("read");
+        assert_same_bits(&format!("gather_rows of {rows} rows"), &found, &expected);
 
         let mut normed = poisoned(&mut ops, width);
         ops.rms_norm(&out, &ones, 1e-5, &mut normed).expect("rms_norm of gathered rows");
-        let normed = ops.read(&normed, samples).expect("read");
-        assert!(normed.iter().all(|v| v.is_finite()), "norm of {samples} gathered rows");
+        let normed = ops.read(&normed, picked.len()).expect("read");
+        assert!(normed.iter().all(|v| v.is_finite()), "norm of {} gathered rows", picked.len());
+    }
+}
+
+/// `gated_rms_norm` and `sigmoid_gate`, with gates far beyond where they saturate.
+pub fn gates<B: Ops>(make: impl Fn(Workspace) -> B, tolerances: &Tolerances) {
+    let (mut ops, mut noise) = (make(WORKSPACE), Stream::new(15));
+    for (width, group) in [(40, 40), (512, 128), (96, 32)] {
+        let weight: Vec<f32> = (0..group).map(|_| 1.0 + 0.3 * noise.normal()).collect();
+        let vector = ops.load_vector(&weight).expect("load_vector");
+        for rows in ROWS {
+            let x = activations(&mut noise, rows * width);
+            let mut gate = noise.normals(rows * width, 4.0);
+            gate[..4].copy_from_slice(&[0.0, 120.0, -120.0, -87.5]);
+            ops.begin_step(&plain_step(rows)).expect("begin_step");
+            let (mut x_in, gate_in) = (input(&mut ops, width, &x), input(&mut ops, width, &gate));
+            let mut out = poisoned(&mut ops, width);
+            ops.gated_rms_norm(&x_in, &vector, 1e-6, &gate_in, &mut out).expect("gated_rms_norm");
+            let found = ops.read(&out, rows).expect("read");
+            let (x, gate) = (widen(&x), widen(&gate));
+            let normed = oracle::rms_norm(&x, &widen(&weight), f64::from(1e-6f32));
+            let expected: Vec<f64> =
+                normed.iter().zip(&gate).map(|(n, &g)| n * oracle::silu(g)).collect();
+            let what = format!("gated_rms_norm {rows}×{width} in groups of {group}");
+            assert_close(&what, width, &found, &expected, |i| {
+                let norm_error = tolerances.element(normed[i].abs());
+                tolerances.swiglu((gate[i], 0.0), (normed[i], norm_error))
+            });
+            ops.sigmoid_gate(&gate_in, &mut x_in).expect("sigmoid_gate");
+            let found = ops.read(&x_in, rows).expect("read");
+            let expected: Vec<f64> =
+                x.iter().zip(&gate).map(|(x, &g)| x * oracle::sigmoid(g)).collect();
+            assert_close(&format!("sigmoid_gate {rows}×{width}"), width, &found, &expected, |i| {
+                tolerances.sigmoid(x[i])
+            });
+            let (one, mut x_in) = (&gate[..rows], input(&mut ops, width, &found));
+            let narrow: Vec<f32> = one.iter().map(|g| *g as f32).collect();
+            let gate_in = input(&mut ops, 1, &narrow);
+            ops.sigmoid_gate(&gate_in, &mut x_in).expect("sigmoid_gate of rows");
+            let (x, found) = (widen(&found), ops.read(&x_in, rows).expect("read"));
+            let expected: Vec<f64> =
+                x.iter().enumerate().map(|(i, x)| x * oracle::sigmoid(one[i / width])).collect();
+            let what = format!("sigmoid_gate of {rows} rows of {width}");
+            assert_close(&what, width, &found, &expected, |i| tolerances.sigmoid(x[i]));
+        }
     }
 }

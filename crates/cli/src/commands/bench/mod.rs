@@ -8,6 +8,7 @@ use crate::output;
 use crate::progress::Progress;
 use crate::settings::capacity::Wanted;
 use crate::settings::{ArithmeticSettings, KvCapacity, StepSettings, all_cores};
+use crate::speculating::Room;
 use anyhow::{Context, Result};
 use clap::Args;
 use laneway_execution::PAGE_TOKENS;
@@ -68,7 +69,8 @@ pub fn run(settings: &Settings) -> Result<()> {
     };
     for &threads in threads {
         let Settings { arithmetic, step, .. } = *settings;
-        let loaded = file.load(None, &Purpose { threads, arithmetic, step, wanted, drafts: 0 })?;
+        let loaded =
+            file.load(None, &Purpose { threads, arithmetic, step, wanted, room: Room::default() })?;
         let mut bench = Bench::new(loaded.model, chunk);
         for &test in &tests {
             let progress = Progress::spinner(format!("{}, {threads} threads", test.name()));

@@ -9,6 +9,7 @@ use crate::output;
 use crate::serving::{Admission, asked_to_end, listen, runtime, served_model, start_engine};
 use crate::settings::capacity::Wanted;
 use crate::settings::{ComputeSettings, KvCapacity, StepSettings};
+use crate::speculating::Room;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use laneway_engine::Speculation;
@@ -66,7 +67,7 @@ pub fn run(settings: &Settings) -> Result<()> {
             kv_capacity: KvCapacity::Auto,
             lanes: LANES,
         },
-        drafts: 0,
+        room: Room::default(),
     };
     let loaded = opened.load(None, &purpose)?;
     loaded.print_ledger();

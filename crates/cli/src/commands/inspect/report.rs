@@ -79,7 +79,7 @@ impl Report {
         let pool_bytes =
             plannable_bytes.map_or(u64::MAX, |bytes| bytes.saturating_sub(packed_weight_bytes));
         let kv = KvDtype::ALL.map(|dtype| {
-            let page_bytes = config.geometry(dtype).page_bytes as u64;
+            let page_bytes = config.geometry(dtype, false).page_bytes as u64;
             Kv {
                 dtype: dtype.name().into(),
                 bytes_per_token: page_bytes / PAGE_TOKENS as u64,

@@ -66,7 +66,7 @@ pub fn run(settings: &Settings) -> Result<()> {
             kv_capacity: KvCapacity::Auto,
             lanes: NonZeroUsize::MIN,
         },
-        drafts: room(spec),
+        room: room(spec, opened.config.draft_layer),
     };
     let loaded = opened.load(draft.as_ref(), &purpose)?;
     let speculation = speculation(spec, &loaded.limits())?;
