@@ -28,12 +28,17 @@ fn gguf() -> Gguf {
     Gguf::open(folder.join(MODEL_FILE)).unwrap_or_else(|e| panic!("{MODEL_FILE}: {e}"))
 }
 
-fn reference(file: &str) -> String {
+/// A file of the shared data.
+fn shared(file: &str) -> PathBuf {
     let shared = std::env::var_os("LANEWAY_SHARED").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
         PathBuf::from,
     );
-    let path = shared.join("reference").join(file);
+    shared.join(file)
+}
+
+fn reference(file: &str) -> String {
+    let path = shared("reference").join(file);
     std::fs::read_to_string(&path).unwrap_or_else(|e| {
         panic!("{}: {e}; run `cargo xtask test`, which finds the reference data", path.display())
     })
@@ -173,38 +178,101 @@ fn an_answer_depends_neither_on_company_nor_on_how_the_prompt_is_cut() {
     }
 }
 
+/// Runs requests with every way to draft that `engine` has, and compares them with `expected`.
+/// Returns drafts and accepted drafts of each drafter at a fixed length.
+fn assert_drafts_change_nothing(
+    engine: &EngineHandle,
+    requests: &[Request],
+    expected: &[Vec<Exact>],
+) -> [(usize, usize); 2] {
+    [Drafter::Ngram, Drafter::Model].map(|drafter| {
+        let mut fixed = (0, 0);
+        for length in [DraftLength::Auto, DraftLength::Fixed(5)] {
+            let speculation = Some(Speculation { drafter, length });
+            let before = engine.status().speculation;
+            let speculating: Vec<_> =
+                requests.iter().map(|one| Request { speculation, ..one.clone() }).collect();
+            assert_eq!(together(engine, &speculating), expected, "{speculation:?}");
+            let after = engine.status().speculation;
+            fixed = (after.drafted - before.drafted, after.accepted - before.accepted);
+            eprintln!("{drafter:?}, {length:?}: {} of {} accepted", fixed.1, fixed.0);
+        }
+        fixed
+    })
+}
+
 #[test]
 fn an_answer_does_not_depend_on_drafts() {
     let prompts = prompts();
     let (lanes, chunk, rows) = (3, 64, 64 + 3 * 6);
-    let warm =
-        SamplingParams { temperature: 1.0, frequency_penalty: 0.3, ..SamplingParams::GREEDY };
-    let requests = [
-        request(&prompts[0], SamplingParams::GREEDY, 1, 64),
-        request(&prompts[1], warm, 2, 64),
-        request(&prompts[2], SamplingParams::GREEDY, 3, 64),
-    ];
+    let requests = requests(&prompts);
     let expected = together(&engine(Precision::Int12, lanes, chunk), &requests);
-    // The model drafts for itself, so that nearly all drafts are right.
+    // The model drafts for itself, so that all drafts are right.
     let engine = Engine::spawn(config(lanes, chunk), move || {
         let target = model(Precision::Int12, lanes, rows);
         WithDraft::new(target, model(Precision::Int12, lanes, rows + 1)).expect("they fit")
     });
-    for drafter in [Drafter::Ngram, Drafter::Model] {
-        for length in [DraftLength::Fixed(5), DraftLength::Auto] {
-            let speculation = Some(Speculation { drafter, length });
-            let before = engine.status().speculation;
-            let speculating = requests.clone().map(|request| Request { speculation, ..request });
-            assert_eq!(together(&engine, &speculating), expected, "{speculation:?}");
-            let after = engine.status().speculation;
-            let drafted = after.drafted - before.drafted;
-            let accepted = after.accepted - before.accepted;
-            eprintln!("{speculation:?}: {accepted} of {drafted} drafts accepted");
-            if drafter == Drafter::Model {
-                assert!(drafted > 0 && accepted == drafted, "{accepted} of {drafted}");
-            }
-        }
-    }
+    let [_, own] = assert_drafts_change_nothing(&engine, &requests, &expected);
+    assert!(own.0 > 0 && own.0 == own.1, "{own:?}");
+}
+
+#[test]
+fn an_answer_of_a_recurrent_model_does_not_depend_on_drafts() {
+    let prompts = hybrid_prompts();
+    let (lanes, chunk, rows) = (3, 64, 64 + 3 * 6);
+    let requests = requests(&prompts);
+    let plain = Engine::spawn(config(lanes, chunk), move || hybrid(lanes, rows, lanes, false));
+    let expected = together(&plain, &requests);
+    drop(plain);
+    let layer = Engine::spawn(config(lanes, chunk), move || hybrid(lanes, rows, lanes, true));
+    let [_, own] = assert_drafts_change_nothing(&layer, &requests, &expected);
+    assert!(own.1 * 10 > own.0 * 3, "{own:?}");
+    drop(layer);
+    let beside = Engine::spawn(config(lanes, chunk), move || {
+        let draft = hybrid(lanes, rows + 1, 2 * lanes, false);
+        WithDraft::new(hybrid(lanes, rows, lanes, false), draft).expect("they fit")
+    });
+    let [_, own] = assert_drafts_change_nothing(&beside, &requests, &expected);
+    assert!(own.0 > 0 && own.0 == own.1, "{own:?}");
+}
+
+/// Greedy and drawn, with penalties.
+fn requests(prompts: &[Vec<TokenId>]) -> [Request; 3] {
+    let warm =
+        SamplingParams { temperature: 1.0, frequency_penalty: 0.3, ..SamplingParams::GREEDY };
+    [
+        request(&prompts[0], SamplingParams::GREEDY, 1, 64),
+        request(&prompts[1], warm, 2, 64),
+        request(&prompts[2], SamplingParams::GREEDY, 3, 64),
+    ]
+}
+
+/// A small model with recurrent layers and a draft layer.
+fn hybrid(lanes: usize, rows: usize, state_slots: usize, drafting: bool) -> Model<CpuOps> {
+    let workspace = Workspace { rows, samples: rows, context: WINDOW };
+    let backend = CpuConfig { threads: 2, precision: Precision::Int12, isa: None, workspace };
+    let options = LoadOptions {
+        kv_dtype: KvDtype::F16,
+        pages: lanes * pages_for(WINDOW),
+        top_logprobs: ALTERNATIVES,
+        state_slots,
+        drafts: 5,
+        drafting,
+    };
+    let file = Gguf::open(shared("models/tiny-hybrid/tiny-hybrid-f16.gguf")).expect("tiny-hybrid");
+    let backend = CpuOps::new(backend).expect("a CPU backend");
+    Model::load(&file, backend, &options, &mut |_| ()).expect("the model")
+}
+
+fn hybrid_prompts() -> Vec<Vec<TokenId>> {
+    let path = shared("models/tiny-hybrid/golden/golden.json");
+    let data: Value =
+        serde_json::from_str(&std::fs::read_to_string(path).expect("golden.json")).expect("JSON");
+    let ids = |prompt: &Value| serde_json::from_value(prompt["ids"].clone()).expect("token ids");
+    let mut prompts: Vec<Vec<TokenId>> =
+        data["prompts"].as_array().expect("prompts").iter().map(ids).collect();
+    prompts.sort_by_key(Vec::len);
+    prompts
 }
 
 /// Perplexity of a text in windows of 512 tokens, each predicted from the window's start.
