@@ -5,7 +5,6 @@ use crate::memory;
 use crate::progress::Progress;
 use crate::settings::capacity::{Available, Capacity, Wanted};
 use crate::settings::{ArithmeticSettings, PrecisionSetting, StepSettings, WeightsSetting};
-use crate::speculating::Room;
 use anyhow::{Context, Result, bail, ensure};
 use laneway_artifact::Gguf;
 use laneway_cpu::{CpuConfig, CpuOps, Precision};
@@ -18,12 +17,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Drafts of a segment that a model without recurrent state verifies in any case: it keeps nothing
-/// for them, since what it knows of a wrong one is overwritten.
-const DRAFTS_FREE: usize = 8;
-
 /// Most alternatives that a request may ask for at a token, as the API has it.
 const TOP_LOGPROBS_MAX: usize = 20;
+
+/// Most drafts of a segment: beyond this hardly any draft is right.
+const DRAFTS_MAX: usize = 8;
 
 /// A model file that is open and of a known architecture.
 pub struct OpenedModel {
@@ -35,6 +33,22 @@ pub struct OpenedModel {
     pub gguf: Gguf,
     /// The sizes that it states.
     pub config: ModelConfig,
+}
+
+/// What models take of the memory.
+#[derive(Clone, Copy, Debug)]
+struct Footprint {
+    /// Bytes of weights and recurrent state.
+    fixed: u64,
+    /// Bytes of a page.
+    page: u64,
+}
+
+impl std::ops::AddAssign for Footprint {
+    fn add_assign(&mut self, other: Self) {
+        self.fixed += other.fixed;
+        self.page += other.page;
+    }
 }
 
 /// A loaded model and the sizes it was loaded with.
@@ -60,8 +74,10 @@ pub struct Purpose {
     pub step: StepSettings,
     /// Longest sequence and the pool that sequences share.
     pub wanted: Wanted,
-    /// What is kept ready for speculation.
-    pub room: Room,
+    /// Rows of a step for the drafts of each lane.
+    pub drafts: usize,
+    /// Load the model's draft layer, if it has one.
+    pub draft_layer: bool,
 }
 
 impl OpenedModel {
@@ -123,11 +139,10 @@ impl OpenedModel {
     /// file that does not hold what it says.
     pub fn load(&self, draft: Option<&OpenedModel>, purpose: &Purpose) -> Result<Loaded> {
         let start = Instant::now();
-        let Purpose { threads, arithmetic, step, wanted, room } = *purpose;
-        let lanes = wanted.lanes.get();
+        let Purpose { threads, arithmetic, step, wanted, drafts, draft_layer } = *purpose;
         // Decode rows of all lanes ride along with a prefill chunk, and a prompt's own tokens may
         // be scored, so that every row of a step can be a sampled one.
-        let rows = step.prefill_chunk.get() + lanes * (1 + room.drafts);
+        let rows = step.prefill_chunk.get() + wanted.lanes.get() * (1 + drafts);
         let native = self.config.context;
         let context = wanted.max_context.map_or(native, |window| window.get().min(native));
         let workspace = Workspace { rows, samples: rows, context };
@@ -136,50 +151,55 @@ impl OpenedModel {
             kv_dtype: step.kv_dtype,
             pages: 0,
             top_logprobs: TOP_LOGPROBS_MAX,
-            state_slots: lanes,
-            drafts: room.drafts.max(if self.config.delta.is_some() { 0 } else { DRAFTS_FREE }),
-            drafting: room.draft_layer,
+            state_slots: wanted.lanes.get(),
+            drafts: if drafts > 0 { DRAFTS_MAX } else { 0 },
+            drafting: draft_layer,
         };
-        // Of the draft model's states, one in two runs ahead with the drafts.
-        let mut beside =
-            LoadOptions { state_slots: 2 * lanes, drafts: 0, drafting: false, ..options };
-        let (mut fixed, mut page_bytes) = self.bytes(&backend, &options)?;
+        let beside = |options: &LoadOptions| LoadOptions {
+            // A draft model runs ahead of its certain state in a second one.
+            state_slots: 2 * options.state_slots,
+            drafts: 0,
+            drafting: false,
+            ..*options
+        };
+        let mut footprint = self.footprint(&backend, &options)?;
         if let Some(draft) = draft {
-            let more = draft.bytes(&backend, &beside)?;
-            (fixed, page_bytes) = (fixed + more.0, page_bytes + more.1);
+            footprint += draft.footprint(&backend, &beside(&options))?;
         }
         let available = Available {
             native_context: native,
-            page_bytes,
-            pool_bytes: memory::plannable_bytes().map(|bytes| bytes.saturating_sub(fixed)),
+            page_bytes: footprint.page,
+            pool_bytes: memory::plannable_bytes()
+                .map(|bytes| bytes.saturating_sub(footprint.fixed)),
         };
         let capacity = Capacity::resolve(&wanted, &available)?;
-        (options.pages, beside.pages) = (capacity.pages, capacity.pages);
+        options.pages = capacity.pages;
         let model = self.bind(backend, &options)?;
         let draft = draft
             .map(|draft| {
                 // One row more, for the token that is drawn behind a segment.
                 let context = context.min(draft.config.context);
-                let workspace = Workspace { rows: rows + 1, samples: lanes, context };
-                draft.bind(cpu_backend(threads, arithmetic, workspace)?, &beside)
+                let workspace = Workspace { rows: rows + 1, samples: wanted.lanes.get(), context };
+                draft.bind(cpu_backend(threads, arithmetic, workspace)?, &beside(&options))
             })
             .transpose()?;
         // The plan is a promise: what was refused or granted must be what is allocated.
-        let planned = fixed + page_bytes * capacity.pages as u64;
+        let planned = footprint.fixed + footprint.page * capacity.pages as u64;
         let beside = draft.as_ref().map_or(0, |draft| draft.ledger().total_bytes());
         let allocated = model.ledger().total_bytes() + beside;
         ensure!(planned == allocated, "planned {planned} bytes, but allocated {allocated}");
         Ok(Loaded { model, draft, capacity, duration: start.elapsed() })
     }
 
-    /// Bytes that weights and states take, and bytes of a page.
-    fn bytes(&self, backend: &CpuOps, options: &LoadOptions) -> Result<(u64, u64)> {
-        let LoadOptions { kv_dtype, state_slots, drafts, drafting, .. } = *options;
-        let weights = packed_weight_bytes(&self.gguf, backend, drafting)?;
+    /// What the model takes of the memory; `options.pages` does not matter.
+    fn footprint(&self, backend: &CpuOps, options: &LoadOptions) -> Result<Footprint> {
+        let &LoadOptions { kv_dtype, state_slots, drafts, drafting, .. } = options;
         let states = self.config.delta_spec(state_slots, drafts);
         let states = states.map_or(0, |spec| backend.state_pool_bytes(&spec)) as u64;
-        let page_bytes = self.config.geometry(kv_dtype, drafting).page_bytes as u64;
-        Ok((weights + states, page_bytes))
+        Ok(Footprint {
+            fixed: packed_weight_bytes(&self.gguf, backend, drafting)? + states,
+            page: self.config.geometry(kv_dtype, drafting).page_bytes as u64,
+        })
     }
 
     fn bind(&self, backend: CpuOps, options: &LoadOptions) -> Result<Model<CpuOps>> {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use laneway_engine::{DraftLength, Drafter, Speculation};
 use laneway_execution::Limits;
 
-/// Drafts of each lane that there is room for if nobody says how many.
+/// Rows that a step has for the drafts of each lane, beside a prompt, if nobody says how many.
 const ROOM_USUAL: usize = 5;
 
 /// Opens the draft model, if one is wanted, and checks that it can draft for `target`.
@@ -32,32 +32,20 @@ pub fn open_draft(
     Ok(Some(draft))
 }
 
-/// What a model keeps ready for speculation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Room {
-    /// Drafts of each lane for which a step has rows, beside a whole chunk of a prompt, and states,
-    /// if the model is recurrent.
-    pub drafts: usize,
-    /// Whether the model's draft layer is loaded, if there is one.
-    pub draft_layer: bool,
+/// Rows of a step for the drafts of each lane, beside a whole chunk of a prompt.
+#[must_use]
+pub fn room(settings: &SpeculationSettings) -> usize {
+    match (&settings.spec, settings.draft_tokens) {
+        (SpecSetting::Off, _) => 0,
+        (_, DraftTokens(DraftLength::Auto)) => ROOM_USUAL,
+        (_, DraftTokens(DraftLength::Fixed(tokens))) => tokens,
+    }
 }
 
-/// What has to be kept ready of a model that has a draft layer or not.
+/// Whether a draft layer of the model is to be loaded, if it has one.
 #[must_use]
-pub fn room(settings: &SpeculationSettings, has_draft_layer: bool) -> Room {
-    let draft_layer =
-        has_draft_layer && matches!(settings.spec, SpecSetting::Mtp | SpecSetting::Auto);
-    let none = match settings.spec {
-        SpecSetting::Off => true,
-        SpecSetting::Auto | SpecSetting::Mtp => !draft_layer,
-        SpecSetting::Ngram | SpecSetting::Draft(_) => false,
-    };
-    let drafts = match settings.draft_tokens.0 {
-        _ if none => 0,
-        DraftLength::Auto => ROOM_USUAL,
-        DraftLength::Fixed(tokens) => tokens,
-    };
-    Room { drafts, draft_layer }
+pub fn uses_draft_layer(settings: &SpeculationSettings) -> bool {
+    matches!(settings.spec, SpecSetting::Mtp | SpecSetting::Auto)
 }
 
 /// What the engine does, given what the loaded model takes.
@@ -78,13 +66,15 @@ pub fn speculation(settings: &SpeculationSettings, limits: &Limits) -> Result<Sp
     }
     let longest = drafter.longest(limits);
     if longest == 0 {
-        let detail = match spec {
-            SpecSetting::Mtp => {
-                "this model has no draft layer; use --spec ngram, --spec draft:MODEL or --spec off"
-            }
-            _ => "this model cannot verify drafts; use --spec off",
+        let instead = match limits.drafts {
+            0 => "--spec off",
+            _ => "--spec ngram, --spec draft:MODEL or --spec off",
         };
-        return Err(Refusal(format!("--spec {spec}: {detail}")).into());
+        let why = match spec {
+            SpecSetting::Mtp => "this model has no draft layer",
+            _ => "this model cannot verify drafts",
+        };
+        return Err(Refusal(format!("--spec {spec}: {why}; use {instead}")).into());
     }
     match *length {
         DraftLength::Fixed(tokens) if tokens > longest => Err(Refusal(format!(
@@ -148,14 +138,9 @@ mod tests {
     }
 
     #[test]
-    fn room_is_kept_for_what_is_drafted() {
-        let drafts = |spec, tokens, layer| room(&settings(spec, tokens), layer).drafts;
-        assert_eq!(drafts("off", "7", true), 0);
-        assert_eq!(drafts("ngram", "7", false), 7);
-        assert_eq!(drafts("auto", "auto", true), ROOM_USUAL);
-        assert_eq!(drafts("auto", "auto", false), 0);
-        let layer = |spec, layer| room(&settings(spec, "auto"), layer).draft_layer;
-        assert!(layer("mtp", true) && layer("auto", true));
-        assert!(!layer("ngram", true) && !layer("mtp", false));
+    fn rows_are_kept_for_drafts() {
+        assert_eq!(room(&settings("off", "7")), 0);
+        assert_eq!(room(&settings("ngram", "7")), 7);
+        assert_eq!(room(&settings("auto", "auto")), ROOM_USUAL);
     }
 }

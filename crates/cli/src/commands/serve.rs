@@ -8,7 +8,7 @@ use crate::settings::capacity::Wanted;
 use crate::settings::{
     ContextSettings, ModelSettings, PoolSettings, ServerSettings, SpeculationSettings,
 };
-use crate::speculating::{open_draft, room, speculation};
+use crate::speculating::{open_draft, room, speculation, uses_draft_layer};
 use anyhow::Result;
 use clap::Args;
 
@@ -43,7 +43,8 @@ pub fn run(settings: &Settings) -> Result<()> {
             kv_capacity: pool.kv_capacity,
             lanes: pool.max_concurrency,
         },
-        room: room(spec, opened.config.draft_layer),
+        drafts: room(spec),
+        draft_layer: uses_draft_layer(spec),
     };
     let loaded = opened.load(draft.as_ref(), &purpose)?;
     let speculation = speculation(spec, &loaded.limits())?;

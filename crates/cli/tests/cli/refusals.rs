@@ -71,7 +71,9 @@ fn drafters_that_are_not_there() {
         "use --spec ngram, --spec draft:MODEL or --spec off",
     ];
     assert_says(&serve(&["--spec", "mtp"]), &expected);
-    for flags in [["--spec", "draft:"], ["--spec", "eagle"], ["--draft-tokens", "17"]] {
+    let expected = ["--draft-tokens 9 is more than the 8", "--draft-tokens 8"];
+    assert_says(&serve(&["--spec", "ngram", "--draft-tokens", "9"]), &expected);
+    for flags in [["--spec", "draft:"], ["--spec", "eagle"], ["--draft-tokens", "0"]] {
         assert_says(&serve(&flags), &["invalid value", flags[0], flags[1]]);
     }
 }

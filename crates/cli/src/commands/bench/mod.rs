@@ -8,7 +8,6 @@ use crate::output;
 use crate::progress::Progress;
 use crate::settings::capacity::Wanted;
 use crate::settings::{ArithmeticSettings, KvCapacity, StepSettings, all_cores};
-use crate::speculating::Room;
 use anyhow::{Context, Result};
 use clap::Args;
 use laneway_execution::PAGE_TOKENS;
@@ -69,8 +68,8 @@ pub fn run(settings: &Settings) -> Result<()> {
     };
     for &threads in threads {
         let Settings { arithmetic, step, .. } = *settings;
-        let loaded =
-            file.load(None, &Purpose { threads, arithmetic, step, wanted, room: Room::default() })?;
+        let purpose = Purpose { threads, arithmetic, step, wanted, drafts: 0, draft_layer: false };
+        let loaded = file.load(None, &purpose)?;
         let mut bench = Bench::new(loaded.model, chunk);
         for &test in &tests {
             let progress = Progress::spinner(format!("{}, {threads} threads", test.name()));

@@ -9,7 +9,6 @@ use crate::output;
 use crate::serving::{Admission, asked_to_end, listen, runtime, served_model, start_engine};
 use crate::settings::capacity::Wanted;
 use crate::settings::{ComputeSettings, KvCapacity, StepSettings};
-use crate::speculating::Room;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use laneway_engine::Speculation;
@@ -67,7 +66,8 @@ pub fn run(settings: &Settings) -> Result<()> {
             kv_capacity: KvCapacity::Auto,
             lanes: LANES,
         },
-        room: Room::default(),
+        drafts: 0,
+        draft_layer: false,
     };
     let loaded = opened.load(None, &purpose)?;
     loaded.print_ledger();

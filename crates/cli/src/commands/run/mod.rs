@@ -10,7 +10,7 @@ use crate::settings::capacity::{Refusal, Wanted};
 use crate::settings::{
     ContextSettings, KvCapacity, ModelSettings, SamplingSettings, SpeculationSettings,
 };
-use crate::speculating::{open_draft, room, speculation};
+use crate::speculating::{open_draft, room, speculation, uses_draft_layer};
 use answer::Answerer;
 use anyhow::{Context, Result};
 use chat::Chat;
@@ -66,7 +66,8 @@ pub fn run(settings: &Settings) -> Result<()> {
             kv_capacity: KvCapacity::Auto,
             lanes: NonZeroUsize::MIN,
         },
-        room: room(spec, opened.config.draft_layer),
+        drafts: room(spec),
+        draft_layer: uses_draft_layer(spec),
     };
     let loaded = opened.load(draft.as_ref(), &purpose)?;
     let speculation = speculation(spec, &loaded.limits())?;

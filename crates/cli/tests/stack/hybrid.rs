@@ -1,0 +1,146 @@
+//! A trained model of the hybrid family, with a draft layer.
+
+use crate::rig::{self, Exact, Rig, request, together};
+use laneway_artifact::Gguf;
+use laneway_cpu::Precision;
+use laneway_engine::{DraftLength, Drafter, Engine, Request, Speculation, WithDraft};
+use laneway_execution::{SamplingParams, TokenId};
+use laneway_frontend::Tokenizer;
+use laneway_numerics::KvDtype;
+use serde_json::Value;
+
+fn gguf() -> Gguf {
+    let path = rig::shared_path("models/tiny-hybrid/tiny-hybrid-f16.gguf");
+    Gguf::open(&path).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn evaluation() -> Value {
+    serde_json::from_str(&rig::shared("models/tiny-hybrid/eval.json")).expect("JSON")
+}
+
+fn texts<'a>(list: &'a Value, key: Option<&str>) -> Vec<&'a str> {
+    let items = list.as_array().expect("a list").iter();
+    items.map(|item| key.map_or(item, |key| &item[key]).as_str().expect("a text")).collect()
+}
+
+/// More than 200 prompts: tasks of seven kinds, pieces of code, and a needle in long texts.
+fn prompts(tokenizer: &Tokenizer) -> Vec<Vec<TokenId>> {
+    let data = evaluation();
+    let encode = |text: &str| tokenizer.encode(text, true).expect("tokens");
+    let mut prompts: Vec<_> =
+        texts(&data["tasks"], Some("prompt")).into_iter().map(encode).collect();
+    for text in texts(&data["text"], None) {
+        prompts.extend(encode(text).chunks(31).take(15).map(<[_]>::to_vec));
+    }
+    let needles = texts(&data["niah"]["1024"], Some("prompt"));
+    prompts.extend(needles.into_iter().take(6).map(encode));
+    prompts.retain(|prompt| !prompt.is_empty());
+    assert!(prompts.len() >= 200, "{}", prompts.len());
+    prompts
+}
+
+const NEW_TOKENS: usize = 16;
+
+/// Ways to draft.
+fn ways() -> Vec<Speculation> {
+    let of = |drafter, length| Speculation { drafter, length };
+    let mut ways: Vec<_> =
+        [1, 3, 5].map(|n| of(Drafter::Model, DraftLength::Fixed(n))).into_iter().collect();
+    ways.push(of(Drafter::Ngram, DraftLength::Fixed(5)));
+    ways.push(of(Drafter::Model, DraftLength::Auto));
+    ways.push(Speculation::OFF);
+    ways
+}
+
+/// Runs requests one by one, or four at a time.
+fn run(rig: Rig, requests: &[Request]) -> Vec<Vec<Exact>> {
+    let engine = rig.engine(gguf);
+    requests.chunks(rig.lanes).flat_map(|some| together(&engine, some)).collect()
+}
+
+/// Every way of drafting meets every chunk size, alone and in company, on a share of the prompts;
+/// over all of them every prompt is drafted for in every way.
+#[test]
+fn drafts_chunks_and_company_change_nothing() {
+    let tokenizer = Tokenizer::from_gguf(&gguf()).expect("a tokenizer");
+    let prompts = prompts(&tokenizer);
+    let plain = Rig::new(Precision::Int12);
+    for sampling in [SamplingParams::GREEDY, SamplingParams::PLAIN] {
+        let requests: Vec<Request> = (prompts.iter().zip(1..))
+            .map(|(prompt, seed)| request(prompt, sampling, seed, NEW_TOKENS))
+            .collect();
+        let expected = run(plain, &requests);
+        for speculation in ways() {
+            for (part, (chunk, lanes)) in
+                [(1, 4), (7, 1), (64, 4), (512, 1), (1, 1), (7, 4), (64, 1), (512, 4)]
+                    .into_iter()
+                    .enumerate()
+            {
+                let share = |i: usize| i % 8 == part;
+                let some: Vec<Request> = (0..requests.len())
+                    .filter(|i| share(*i))
+                    .map(|i| Request { speculation: Some(speculation), ..requests[i].clone() })
+                    .collect();
+                let rig = Rig { chunk, lanes, drafts: 5, speculation, ..plain };
+                let expected = (0..requests.len()).filter(|i| share(*i)).map(|i| &expected[i]);
+                for ((found, expected), request) in run(rig, &some).iter().zip(expected).zip(&some)
+                {
+                    let what = (sampling.temperature, speculation, chunk, lanes, request.seed);
+                    assert_eq!(found, expected, "{what:?}");
+                }
+            }
+        }
+    }
+}
+
+/// A recurrent model drafts for another one: its states run ahead in copies.
+#[test]
+fn a_recurrent_draft_model_changes_nothing() {
+    let tokenizer = Tokenizer::from_gguf(&gguf()).expect("a tokenizer");
+    let warm = SamplingParams { frequency_penalty: 0.3, ..SamplingParams::PLAIN };
+    let requests: Vec<Request> = (prompts(&tokenizer).iter().step_by(40).zip(1..))
+        .map(|(prompt, seed)| {
+            let sampling = if seed % 2 == 0 { warm } else { SamplingParams::GREEDY };
+            request(prompt, sampling, seed, 3 * NEW_TOKENS)
+        })
+        .collect();
+    let plain = Rig { lanes: 3, chunk: 64, ..Rig::new(Precision::Int12) };
+    let expected = run(plain, &requests);
+    let speculation = Speculation { drafter: Drafter::Model, length: DraftLength::Fixed(5) };
+    let rig = Rig { drafts: 5, speculation, ..plain };
+    let engine = Engine::spawn(rig.config(), move || {
+        let rows = 64 + 3 * 6;
+        // Every state of the model has two of the draft model.
+        let draft = Rig { lanes: 6, drafts: 0, ..rig }.model(&gguf(), rows + 1);
+        WithDraft::new(rig.model(&gguf(), rows), draft).expect("they fit")
+    });
+    let found: Vec<_> = requests.chunks(3).flat_map(|some| together(&engine, some)).collect();
+    assert_eq!(found, expected);
+    let stats = engine.status().speculation;
+    // It is the same model, so that all drafts are right.
+    assert!(stats.drafted > 0 && stats.accepted == stats.drafted, "{stats:?}");
+}
+
+/// The needle is found at every length, as it was when the model was trained.
+#[test]
+fn needles_are_found() {
+    let data = evaluation();
+    let tokenizer = Tokenizer::from_gguf(&gguf()).expect("a tokenizer");
+    for (length, window) in [("1024", 2048), ("4096", 5120), ("8192", 9216)] {
+        let kv_dtype = KvDtype::Bf16;
+        let rig = Rig { window, kv_dtype, ..Rig::new(Precision::Int12) };
+        let engine = rig.engine(gguf);
+        let cases = data["niah"][length].as_array().expect("cases");
+        let mut found = 0;
+        for case in cases.iter().step_by(4) {
+            let prompt = case["prompt"].as_str().expect("a prompt");
+            let answer = case["answer"].as_str().expect("an answer");
+            let prompt = tokenizer.encode(prompt, true).expect("tokens");
+            let wanted = tokenizer.encode(answer, true).expect("tokens");
+            let request = request(&prompt, SamplingParams::GREEDY, 0, wanted.len());
+            let tokens = together(&engine, &[request]).swap_remove(0);
+            found += usize::from(tokens.iter().map(|token| token.0).eq(wanted));
+        }
+        assert_eq!(found, cases.len().div_ceil(4), "needles in {length} tokens");
+    }
+}
