@@ -152,7 +152,9 @@ impl OpenedModel {
             pages: 0,
             top_logprobs: TOP_LOGPROBS_MAX,
             state_slots: wanted.lanes.get(),
-            drafts: if drafts > 0 { DRAFTS_MAX } else { 0 },
+            // Without recurrent state nothing is kept for a draft, so that requests may have some
+            // that ask for them.
+            drafts: if drafts > 0 || self.config.delta.is_none() { DRAFTS_MAX } else { 0 },
             drafting: draft_layer,
         };
         let beside = |options: &LoadOptions| LoadOptions {

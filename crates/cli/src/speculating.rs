@@ -32,11 +32,13 @@ pub fn open_draft(
     Ok(Some(draft))
 }
 
-/// Rows of a step for the drafts of each lane, beside a whole chunk of a prompt.
+/// Rows of a step for the drafts of each lane, beside a whole chunk of a prompt, if the model has a
+/// draft layer or not.
 #[must_use]
-pub fn room(settings: &SpeculationSettings) -> usize {
+pub fn room(settings: &SpeculationSettings, has_draft_layer: bool) -> usize {
     match (&settings.spec, settings.draft_tokens) {
         (SpecSetting::Off, _) => 0,
+        (SpecSetting::Auto | SpecSetting::Mtp, _) if !has_draft_layer => 0,
         (_, DraftTokens(DraftLength::Auto)) => ROOM_USUAL,
         (_, DraftTokens(DraftLength::Fixed(tokens))) => tokens,
     }
@@ -66,15 +68,13 @@ pub fn speculation(settings: &SpeculationSettings, limits: &Limits) -> Result<Sp
     }
     let longest = drafter.longest(limits);
     if longest == 0 {
-        let instead = match limits.drafts {
-            0 => "--spec off",
-            _ => "--spec ngram, --spec draft:MODEL or --spec off",
+        let detail = match spec {
+            SpecSetting::Mtp => {
+                "this model has no draft layer; use --spec ngram, --spec draft:MODEL or --spec off"
+            }
+            _ => "this model cannot verify drafts; use --spec off",
         };
-        let why = match spec {
-            SpecSetting::Mtp => "this model has no draft layer",
-            _ => "this model cannot verify drafts",
-        };
-        return Err(Refusal(format!("--spec {spec}: {why}; use {instead}")).into());
+        return Err(Refusal(format!("--spec {spec}: {detail}")).into());
     }
     match *length {
         DraftLength::Fixed(tokens) if tokens > longest => Err(Refusal(format!(
@@ -139,8 +139,8 @@ mod tests {
 
     #[test]
     fn rows_are_kept_for_drafts() {
-        assert_eq!(room(&settings("off", "7")), 0);
-        assert_eq!(room(&settings("ngram", "7")), 7);
-        assert_eq!(room(&settings("auto", "auto")), ROOM_USUAL);
+        let room = |spec, tokens, layer| room(&settings(spec, tokens), layer);
+        assert_eq!((room("off", "7", true), room("ngram", "7", false)), (0, 7));
+        assert_eq!((room("auto", "auto", true), room("auto", "auto", false)), (ROOM_USUAL, 0));
     }
 }

@@ -23,7 +23,8 @@ pub struct Request {
     pub top_logprobs: usize,
     /// Report the probabilities of the prompt's tokens, too.
     pub score_prompt: bool,
-    /// How it is speculated on; none leaves that to the engine. It never changes the output.
+    /// How it is speculated on; none leaves that to the engine. It never changes the output, and
+    /// a drafter that the executor does not have drafts nothing.
     pub speculation: Option<Speculation>,
 }
 

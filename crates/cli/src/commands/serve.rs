@@ -43,7 +43,7 @@ pub fn run(settings: &Settings) -> Result<()> {
             kv_capacity: pool.kv_capacity,
             lanes: pool.max_concurrency,
         },
-        drafts: room(spec),
+        drafts: room(spec, opened.config.draft_layer),
         draft_layer: uses_draft_layer(spec),
     };
     let loaded = opened.load(draft.as_ref(), &purpose)?;

@@ -3,7 +3,7 @@
 use crate::rig::{self, Exact, Rig, request, together};
 use laneway_artifact::Gguf;
 use laneway_cpu::Precision;
-use laneway_engine::{DraftLength, Drafter, Request, Speculation};
+use laneway_engine::{DraftLength, Drafter, Engine, Request, Speculation, WithDraft};
 use laneway_execution::{SamplingParams, TokenId};
 use laneway_frontend::Tokenizer;
 use laneway_numerics::KvDtype;
@@ -90,6 +90,34 @@ fn drafts_chunks_and_company_change_nothing() {
         eprintln!("chunks of {chunk}, {lanes} lanes: {found:?}");
         assert!(found.accepted > 100, "{found:?}");
     }
+}
+
+/// A recurrent model drafts for another one: its states run ahead in copies.
+#[test]
+fn a_recurrent_draft_model_changes_nothing() {
+    let tokenizer = Tokenizer::from_gguf(&gguf()).expect("a tokenizer");
+    let warm = SamplingParams { frequency_penalty: 0.3, ..SamplingParams::PLAIN };
+    let requests: Vec<Request> = (prompts(&tokenizer).iter().step_by(40).zip(1..))
+        .map(|(prompt, seed)| {
+            let sampling = if seed % 2 == 0 { warm } else { SamplingParams::GREEDY };
+            request(prompt, sampling, seed, 3 * NEW_TOKENS)
+        })
+        .collect();
+    let plain = Rig { lanes: 3, chunk: 64, ..Rig::new(Precision::Int12) };
+    let expected = run(plain, &requests);
+    let speculation = Speculation { drafter: Drafter::Model, length: DraftLength::Fixed(5) };
+    let rig = Rig { drafts: 5, speculation, ..plain };
+    let engine = Engine::spawn(rig.config(), move || {
+        let rows = 64 + 3 * 6;
+        // Every state of the model has two of the draft model.
+        let draft = Rig { lanes: 6, drafts: 0, ..rig }.model(&gguf(), rows + 1);
+        WithDraft::new(rig.model(&gguf(), rows), draft).expect("they fit")
+    });
+    let found: Vec<_> = requests.chunks(3).flat_map(|some| together(&engine, some)).collect();
+    assert_eq!(found, expected);
+    let stats = engine.status().speculation;
+    // It is the same model, so that all drafts are right.
+    assert!(stats.drafted > 0 && stats.accepted == stats.drafted, "{stats:?}");
 }
 
 /// The needle is found at every length, as it was when the model was trained.

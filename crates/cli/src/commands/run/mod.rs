@@ -66,7 +66,7 @@ pub fn run(settings: &Settings) -> Result<()> {
             kv_capacity: KvCapacity::Auto,
             lanes: NonZeroUsize::MIN,
         },
-        drafts: room(spec),
+        drafts: room(spec, opened.config.draft_layer),
         draft_layer: uses_draft_layer(spec),
     };
     let loaded = opened.load(draft.as_ref(), &purpose)?;

@@ -1,117 +1,22 @@
-//! Thousands of random schedules over a simulated executor, each with all invariants checked after
-//! every turn.
-//!
-//! A schedule is a function of its seed. `LANEWAY_SIM_SEED=N` runs the one of that seed only.
+//! One schedule: who comes and goes when, on which executor, and what must hold at every turn.
 
-mod support;
-
+use crate::Seen;
+use crate::executors::{speculation, with_draft};
+use crate::random::Random;
+use crate::track::{Track, check_speculation, solo};
 use laneway_engine::{
-    DraftLength, Drafter, Ending, Event, Failure, FinishReason, Notice, Request, RequestId,
-    Scheduler, SchedulerConfig, Speculation, SpeculationStats, SubmitError, WithDraft,
+    Ending, Failure, FinishReason, Notice, Request, RequestId, Scheduler, SchedulerConfig,
+    SubmitError,
 };
 use laneway_execution::{
-    Executor, Limits, SamplingKey, SamplingParams, StepBatch, StepOutput, TokenCount, TokenId,
+    Executor, Limits, SamplingParams, StepBatch, StepOutput, TokenId, pages_for,
 };
-use laneway_sim::{
-    Fault, Prefix, SimClock, SimConfig, SimDrafter, SimExecutor, StepCost, draw, score,
-};
+use laneway_sim::{Fault, SimClock, SimConfig, SimDrafter, SimExecutor, StepCost};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
-use support::{Random, Unsure};
 
-/// Schedules of one run.
-const SCHEDULES: u64 = 4000;
-
-#[test]
-fn every_schedule_keeps_the_invariants() {
-    if let Ok(seed) = std::env::var("LANEWAY_SIM_SEED") {
-        Schedule::new(seed.parse().expect("LANEWAY_SIM_SEED is a number")).run();
-        return;
-    }
-    let mut seen = Seen::default();
-    for seed in 0..SCHEDULES {
-        match catch_unwind(AssertUnwindSafe(|| Schedule::new(seed).run())) {
-            Ok(more) => seen.add(&more),
-            Err(panic) => {
-                eprintln!("schedule {seed} failed; LANEWAY_SIM_SEED={seed} runs it alone");
-                resume_unwind(panic);
-            }
-        }
-    }
-    // Random schedules prove nothing about what never comes up in them.
-    println!("{seen:?}");
-    let Seen { finished, stopped, cancelled, timeouts, full, too_long, pauses, faults, .. } = seen;
-    let Seen { rounds, accepted, partly, ended_inside, cancelled_inside, .. } = seen;
-    for (what, times) in [
-        ("finished", finished),
-        ("stopped", stopped),
-        ("cancelled", cancelled),
-        ("timeouts", timeouts),
-        ("full", full),
-        ("too long", too_long),
-        ("pauses", pauses),
-        ("faults", faults),
-        ("rounds", rounds),
-        ("accepted", accepted),
-        ("partly accepted rounds", partly),
-        ("ends inside a round", ended_inside),
-        ("cancellations inside a round", cancelled_inside),
-    ] {
-        assert!(times > 100, "{what} came up only {times} times");
-    }
-}
-
-/// How often things came up.
-#[derive(Debug, Default)]
-struct Seen {
-    finished: usize,
-    stopped: usize,
-    cancelled: usize,
-    timeouts: usize,
-    full: usize,
-    too_long: usize,
-    pauses: usize,
-    faults: usize,
-    rounds: usize,
-    accepted: usize,
-    partly: usize,
-    ended_inside: usize,
-    cancelled_inside: usize,
-}
-
-impl Seen {
-    fn add(&mut self, more: &Seen) {
-        self.finished += more.finished;
-        self.stopped += more.stopped;
-        self.cancelled += more.cancelled;
-        self.timeouts += more.timeouts;
-        self.full += more.full;
-        self.too_long += more.too_long;
-        self.pauses += more.pauses;
-        self.faults += more.faults;
-        self.rounds += more.rounds;
-        self.accepted += more.accepted;
-        self.partly += more.partly;
-        self.ended_inside += more.ended_inside;
-        self.cancelled_inside += more.cancelled_inside;
-    }
-}
-
-/// What has come of one request.
-struct Track {
-    request: Request,
-    /// Output of the request when it runs alone.
-    solo: Vec<TokenId>,
-    ends: FinishReason,
-    tokens: Vec<TokenId>,
-    scored: usize,
-    done: usize,
-    ending: Option<Ending>,
-    cancelled: bool,
-}
-
-struct Schedule {
+pub struct Schedule {
     random: Random,
     scheduler: Scheduler,
     executor: Box<dyn Executor>,
@@ -132,7 +37,7 @@ struct Schedule {
 }
 
 impl Schedule {
-    fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let chunk = random.pick(&[1, 2, 7, 31, 63, 64, 65, 100, 127, 128]);
         let lanes = 1 + random.below(8);
@@ -207,7 +112,7 @@ impl Schedule {
         }
     }
 
-    fn run(mut self) -> Seen {
+    pub fn run(mut self) -> Seen {
         let mut batch = StepBatch::default();
         let mut output = StepOutput::default();
         while self.to_come > 0 || self.scheduler.outstanding() > 0 {
@@ -223,6 +128,7 @@ impl Schedule {
             }
             let chunks = batch.segments.iter().filter(|one| one.rows.len() - one.drafts > 1);
             assert!(chunks.count() <= 1, "one chunk a step");
+            self.trace(&batch);
             self.steps += 1;
             assert!(self.steps <= self.steps_max, "more steps than the oldest ones can need");
             let result = self.executor.step(&batch, &mut output);
@@ -247,6 +153,7 @@ impl Schedule {
             }
             self.check_pages();
             self.notices();
+            self.check_drafts_are_over();
             for (id, track) in &self.tracks {
                 assert!(!track.cancelled || track.ending.is_some(), "{id:?} outlived its step");
             }
@@ -338,6 +245,15 @@ impl Schedule {
         }
     }
 
+    fn trace(&mut self, batch: &StepBatch) {
+        let mut hasher = DefaultHasher::new();
+        (self.seen.trace, &batch.tokens, &batch.block_tables).hash(&mut hasher);
+        for segment in &batch.segments {
+            (segment.sequence, &segment.rows, segment.start, segment.drafts).hash(&mut hasher);
+        }
+        self.seen.trace = hasher.finish();
+    }
+
     /// Counts what came of the drafts of a step.
     fn look_at_rounds(&mut self, batch: &StepBatch, output: &StepOutput) {
         for segment in batch.segments.iter().filter(|segment| segment.drafts > 0) {
@@ -416,6 +332,16 @@ impl Schedule {
         }
     }
 
+    /// Between steps nobody holds pages for drafts, so that nobody waits for them.
+    fn check_drafts_are_over(&self) {
+        let reserve = self.scheduler.config().reserve_output;
+        for (id, table) in self.scheduler.block_tables() {
+            let track = &self.tracks[&id];
+            let tokens = track.request.prompt.len() + track.tokens.len();
+            assert!(table.len() <= pages_for(tokens + reserve), "{id:?} holds too much");
+        }
+    }
+
     fn check_end(&self) {
         assert_eq!(self.scheduler.pages_used(), 0, "pages are lost");
         for (id, track) in &self.tracks {
@@ -428,40 +354,6 @@ impl Schedule {
     }
 }
 
-impl Track {
-    /// Checks an event against the solo run; true if it is the first token.
-    fn take(&mut self, event: Event) -> bool {
-        let prompt = &self.request.prompt;
-        match event {
-            Event::Token { token, logprob, top } => {
-                assert_eq!(self.solo.get(self.tokens.len()), Some(&token));
-                assert_eq!(self.done, prompt.len(), "the prompt comes first");
-                let before: Vec<_> = prompt.iter().chain(&self.tokens).copied().collect();
-                assert_eq!(logprob, score(Prefix::of(&before), token));
-                assert_eq!(top.len(), self.request.top_logprobs);
-                self.tokens.push(token);
-                return self.tokens.len() == 1;
-            }
-            Event::PromptToken { token, logprob, top } => {
-                assert!(self.request.score_prompt && self.tokens.is_empty());
-                assert_eq!(token, prompt[self.scored]);
-                let prefix = Prefix::of(&prompt[..self.scored]);
-                let expected = (self.scored > 0).then(|| score(prefix, token));
-                assert_eq!(logprob, expected);
-                assert_eq!(top.len(), if self.scored > 0 { self.request.top_logprobs } else { 0 });
-                self.scored += 1;
-            }
-            Event::PrefillProgress { done, total, cached } => {
-                assert!(done > self.done && done <= total);
-                assert_eq!((total, cached), (prompt.len(), 0));
-                self.done = done;
-            }
-            other => unreachable!("{other:?} does not come from the scheduler"),
-        }
-        false
-    }
-}
-
 /// Steps that a request needs at most once it is the oldest: every one of them carries it on.
 fn steps_max(request: &Request, config: &SchedulerConfig) -> usize {
     let others = config.lanes - 1;
@@ -471,76 +363,4 @@ fn steps_max(request: &Request, config: &SchedulerConfig) -> usize {
     }
     let tokens = request.prompt.len() + request.max_tokens;
     tokens.div_ceil(rows.max(1)) + request.max_tokens + 1
-}
-
-/// Any way to speculate, available or not.
-fn speculation(random: &mut Random) -> Speculation {
-    Speculation {
-        drafter: random.pick(&[Drafter::Off, Drafter::Model, Drafter::Model, Drafter::Ngram]),
-        length: random.pick(&[
-            DraftLength::Auto,
-            DraftLength::Auto,
-            DraftLength::Fixed(1),
-            DraftLength::Fixed(4),
-            DraftLength::Fixed(100),
-        ]),
-    }
-}
-
-/// A model with a draft model that is as sure of itself as may be, and as large as need be.
-fn with_draft(
-    random: &mut Random,
-    sim: SimConfig,
-    faults: HashMap<u64, Fault>,
-    clock: &SimClock,
-) -> WithDraft<SimExecutor, Unsure> {
-    let target = Limits { proposals: 0, ..sim.limits };
-    let draft = Limits {
-        pages: target.pages + random.below(2),
-        state_slots: random.pick(&[0, 2 * target.state_slots.max(8)]),
-        rows_per_step: target.rows_per_step + 1 + random.below(4),
-        samples_per_step: 1 + random.below(9),
-        drafts: 0,
-        ..target
-    };
-    let probability = random.pick(&[0.0, 0.3, 1.0]);
-    // Its steps take no time of their own, and its faults are those of the whole.
-    let draft = SimConfig { limits: draft, cost: StepCost::default(), ..sim.clone() };
-    let draft = Unsure::new(SimExecutor::new(draft, clock.clone()), probability);
-    let target = SimExecutor::new(SimConfig { limits: target, faults, ..sim }, clock.clone());
-    WithDraft::new(target, draft).expect("they fit")
-}
-
-fn check_speculation(stats: &SpeculationStats, generated: usize) {
-    let SpeculationStats { rounds, drafted, accepted, accepted_at } = stats;
-    assert!(rounds <= drafted && accepted <= drafted && *accepted <= generated);
-    assert_eq!(accepted_at.iter().map(|&times| times as usize).sum::<usize>(), *accepted);
-    assert!(accepted_at.is_sorted_by(|earlier, later| earlier >= later));
-}
-
-/// What a request says when it runs alone and without speculation, by the simulated model's own
-/// definition.
-fn solo(request: &Request, vocab_size: usize) -> (Vec<TokenId>, FinishReason) {
-    let mut prefix = Prefix::of(&request.prompt);
-    let mut counts: BTreeMap<TokenId, u32> = BTreeMap::new();
-    if request.sampling.uses_counts() {
-        counts.extend(request.prompt.iter().map(|&token| (token, 0)));
-    }
-    let mut tokens = Vec::new();
-    while tokens.len() < request.max_tokens {
-        let position = (request.prompt.len() + tokens.len()) as u64;
-        let key = SamplingKey { seed: request.seed, position };
-        let counted: Vec<_> =
-            counts.iter().map(|(&token, &generated)| TokenCount { token, generated }).collect();
-        let token = draw(prefix, key, &counted, &request.biases, vocab_size);
-        if request.end_tokens.contains(&token) {
-            return (tokens, FinishReason::Stop);
-        }
-        if request.sampling.uses_counts() {
-            *counts.entry(token).or_default() += 1;
-        }
-        tokens.push(token);
-        prefix.push(token);
-    }
-    (tokens, FinishReason::Length)
 }
