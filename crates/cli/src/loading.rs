@@ -5,8 +5,8 @@ use crate::memory;
 use crate::progress::Progress;
 use crate::settings::capacity::{Available, Capacity, Wanted};
 use crate::settings::{ArithmeticSettings, PrecisionSetting, StepSettings, WeightsSetting};
+use crate::source::{Source, cannot_run};
 use anyhow::{Context, Result, bail, ensure};
-use laneway_artifact::Gguf;
 use laneway_cpu::{CpuConfig, CpuOps, Precision};
 use laneway_execution::{Executor, Limits};
 use laneway_frontend::{ChatTemplate, Tokenizer};
@@ -23,14 +23,14 @@ const TOP_LOGPROBS_MAX: usize = 20;
 /// Most drafts of a segment: beyond this hardly any draft is right.
 const DRAFTS_MAX: usize = 8;
 
-/// A model file that is open and of a known architecture.
+/// A model that is open and of a known architecture.
 pub struct OpenedModel {
     /// Where it is.
     pub path: PathBuf,
     /// The known name that it was opened by.
     known_name: Option<&'static str>,
     /// Its content.
-    pub gguf: Gguf,
+    pub source: Source,
     /// The sizes that it states.
     pub config: ModelConfig,
 }
@@ -81,16 +81,15 @@ pub struct Purpose {
 }
 
 impl OpenedModel {
-    /// Opens the file that `model` names: a path, or a known model, which is fetched if need be.
+    /// Opens what `model` names: a path, or a known model, which is fetched if need be.
     ///
     /// # Errors
-    /// When there is no such file, or it is not a model that Laneway can run.
+    /// When there is nothing of that name, or it is not a model that Laneway can run.
     pub fn open(model: &str) -> Result<Self> {
         let (path, known_name) = locate(model)?;
-        let gguf = Gguf::open(&path)?;
-        let config = ModelConfig::from_file(&gguf)
-            .with_context(|| format!("cannot run {}", path.display()))?;
-        Ok(OpenedModel { path, known_name, gguf, config })
+        let source = Source::open(&path)?;
+        let config = ModelConfig::from_file(source.file()).with_context(|| cannot_run(&path))?;
+        Ok(OpenedModel { path, known_name, source, config })
     }
 
     /// What the API calls the model: its known name, if it was opened by that, and its file's.
@@ -99,10 +98,10 @@ impl OpenedModel {
         self.known_name.map(str::to_owned).into_iter().chain([self.name()]).collect()
     }
 
-    /// The file's name without its ending.
+    /// The folder's name, or the file's without its ending.
     #[must_use]
     pub fn name(&self) -> String {
-        self.path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+        self.source.name(&self.path)
     }
 
     /// The file's tokenizer and, if it has one, its chat template.
@@ -110,10 +109,10 @@ impl OpenedModel {
     /// # Errors
     /// A tokenizer or template that Laneway cannot read.
     pub fn text(&self) -> Result<(Arc<Tokenizer>, Option<ChatTemplate>)> {
-        let tokenizer = Tokenizer::from_gguf(&self.gguf)
-            .with_context(|| format!("cannot read the tokenizer of {}", self.path.display()))?;
-        let template = ChatTemplate::from_gguf(&self.gguf)
-            .with_context(|| format!("cannot read the chat template of {}", self.path.display()))?;
+        let (tokenizer, template) = self
+            .source
+            .text()
+            .with_context(|| format!("cannot read the text side of {}", self.path.display()))?;
         Ok((Arc::new(tokenizer), template))
     }
 
@@ -128,7 +127,7 @@ impl OpenedModel {
         };
         let workspace = Workspace { rows: 1, samples: 1, context: 1 };
         let backend = cpu_backend(NonZeroUsize::MIN, arithmetic, workspace)?;
-        Ok(packed_weight_bytes(&self.gguf, &backend, false)?)
+        Ok(packed_weight_bytes(self.source.file(), &backend, false)?)
     }
 
     /// Works out the sizes, then packs the weights and allocates the pool; the same for `draft`,
@@ -199,14 +198,14 @@ impl OpenedModel {
         let states = self.config.delta_spec(state_slots, drafts);
         let states = states.map_or(0, |spec| backend.state_pool_bytes(&spec)) as u64;
         Ok(Footprint {
-            fixed: packed_weight_bytes(&self.gguf, backend, drafting)? + states,
+            fixed: packed_weight_bytes(self.source.file(), backend, drafting)? + states,
             page: self.config.geometry(kv_dtype, drafting).page_bytes as u64,
         })
     }
 
     fn bind(&self, backend: CpuOps, options: &LoadOptions) -> Result<Model<CpuOps>> {
         let progress = Progress::bytes(format!("loading {}", self.name()), 0);
-        let model = Model::load(&self.gguf, backend, options, &mut |at| {
+        let model = Model::load(self.source.file(), backend, options, &mut |at| {
             progress.set_of(at.bytes_done, at.bytes);
         })?;
         progress.finish();
@@ -254,15 +253,16 @@ fn cpu_backend(
 
 fn locate(model: &str) -> Result<(PathBuf, Option<&'static str>)> {
     let path = Path::new(model);
-    if path.is_file() {
+    // A known name stands for its model even where a folder is called so.
+    if path.is_file() || (path.is_dir() && known_model(model).is_none()) {
         return Ok((path.to_path_buf(), None));
     }
     if let Some(known) = known_model(model) {
         let path = obtain(known, &cache_folder()?, Existing::TrustSize)?;
         return Ok((path, Some(known.name)));
     }
-    if path.is_dir() {
-        bail!("{model} is a folder; models are GGUF files");
-    }
-    bail!("no model {model:?}: it is neither a file nor a known name ({})", known_names())
+    bail!(
+        "no model {model:?}: it is neither a file, nor a folder, nor a known name ({})",
+        known_names()
+    )
 }

@@ -13,6 +13,7 @@ mod output;
 mod progress;
 mod serving;
 mod settings;
+mod source;
 mod speculating;
 
 use anyhow::Result;

@@ -6,6 +6,7 @@
 
 mod bytes;
 mod gguf;
+mod hf;
 mod output;
 mod pre;
 mod template;

@@ -30,6 +30,12 @@ pub(crate) fn named(kind: &str) -> Option<tokenizers::Result<PreTokenizerWrapper
     })
 }
 
+/// The name of the pre-tokenizer that splits by `pattern`.
+pub(crate) fn by_pattern(pattern: &str) -> Option<&'static str> {
+    let known = [(LLAMA3, "llama-bpe"), (QWEN2, "qwen2"), (QWEN35, "qwen35")];
+    known.into_iter().find(|(known, _)| *known == pattern).map(|(_, name)| name)
+}
+
 fn split(pattern: &str) -> tokenizers::Result<PreTokenizerWrapper> {
     let pattern = SplitPattern::Regex(pattern.to_owned());
     let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false)?;

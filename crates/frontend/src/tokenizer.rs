@@ -18,9 +18,10 @@ const PIECE_BYTES: usize = 16 << 10;
 const WORD_BYTES_MAX: usize = 32 << 10;
 
 /// Kinds of vocabulary entries, as GGUF numbers them.
-mod kind {
+pub(crate) mod kind {
     pub const CONTROL: i64 = 3;
     pub const USER_DEFINED: i64 = 4;
+    pub const UNUSED: i64 = 5;
 }
 
 /// What a tokenizer is made from.

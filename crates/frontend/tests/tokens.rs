@@ -1,6 +1,6 @@
 //! Token ids of real vocabularies against independent references.
 
-use laneway_artifact::Gguf;
+use laneway_artifact::{Gguf, HfFolder};
 use laneway_frontend::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -128,4 +128,32 @@ fn random_texts_come_back() {
         assert_eq!(tokenizer.decode(&ids), text, "{text:?}");
         assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocab_size()));
     }
+}
+
+#[test]
+fn a_folder_and_its_twin_have_the_reference_ids() {
+    let path = shared().join("models/tiny-hybrid");
+    let folder = HfFolder::open(&path).expect("the folder");
+    let gguf = Gguf::open(path.join("tiny-hybrid-f16.gguf")).expect("its twin");
+    let (found, twin) =
+        (Tokenizer::from_hf(&folder).unwrap(), Tokenizer::from_gguf(&gguf).unwrap());
+    let text = std::fs::read_to_string(path.join("golden/golden.json")).expect("golden values");
+    let golden: Value = serde_json::from_str(&text).unwrap();
+    let prompts = golden["prompts"].as_array().unwrap();
+    for prompt in prompts {
+        let text = prompt["prompt"].as_str().unwrap();
+        let ids: Vec<u32> = serde_json::from_value(prompt["ids"].clone()).unwrap();
+        assert_eq!(found.encode(text, true).unwrap(), ids);
+        assert_eq!(twin.encode(text, true).unwrap(), ids);
+        assert_eq!(found.decode(&ids), text);
+    }
+    assert_eq!((found.eos(), found.bos()), (twin.eos(), twin.bos()));
+    assert_eq!(found.vocab_size(), twin.vocab_size());
+    assert!((8183..8186).all(|id| found.is_control(id)));
+    assert!((8186..8192).all(|id| !found.is_control(id)), "think and tool tags are text");
+    let template = ChatTemplate::from_hf(&folder).unwrap().expect("a template");
+    let user = |content: &str| template.render(&[json!({"role": "user", "content": content})]);
+    assert_eq!(user("What is 12 + 7?").unwrap(), prompts[2]["prompt"].as_str().unwrap());
+    let code = "Repeat this code exactly:\n\n```python\ndef add(a, b):\n    return a + b\n```";
+    assert_eq!(user(code).unwrap(), prompts[4]["prompt"].as_str().unwrap());
 }

@@ -43,7 +43,7 @@ impl fmt::Display for PrecisionSetting {
 /// The model and what computes it.
 #[derive(Args, Debug)]
 pub struct ModelSettings {
-    /// The model: path of a GGUF file, or a known name (smollm2-135m), fetched if need be
+    /// The model: path of a GGUF file or model folder, or a known name (smollm2-135m), fetched if need be
     #[arg(env = "LANEWAY_MODEL")]
     pub model: String,
     #[command(flatten)]

@@ -105,13 +105,17 @@ fn models_that_are_none() {
     assert_says(
         &outcome.stderr,
         &[
-            "error: no model \"no-such-model\": it is neither a file nor a known name (smollm2-135m)",
+            "error: no model \"no-such-model\": it is neither a file, nor a folder, nor a known name \
+             (smollm2-135m)",
         ],
     );
     let folder = tempfile::tempdir().unwrap();
     let outcome = laneway(&["inspect", folder.path().to_str().unwrap()]);
     assert_eq!(outcome.code, Some(1));
-    assert_says(&outcome.stderr, &["is a folder; models are GGUF files"]);
+    assert_says(
+        &outcome.stderr,
+        &["is no model: it has no config.json, no tokenizer.json, no model.safetensors"],
+    );
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(b"not a model").unwrap();
     let outcome = laneway(&["inspect", file.path().to_str().unwrap()]);

@@ -18,7 +18,7 @@ use std::num::NonZeroUsize;
 /// Measure prefill, decode at depth, and decode of several lanes at once
 #[derive(Args, Debug)]
 pub struct Settings {
-    /// The model: path of a GGUF file, or a known name (smollm2-135m), fetched if need be
+    /// The model: path of a GGUF file or model folder, or a known name (smollm2-135m), fetched if need be
     #[arg(env = "LANEWAY_MODEL")]
     model: String,
     /// Threads that compute; the tests are run with each number; default: one for each core

@@ -36,7 +36,7 @@ const QUESTION: &str = "In two sentences: why is the sky blue?";
 /// the first token of each with its prediction, streams one answer, and leaves the chat page up.
 #[derive(Args, Debug)]
 pub struct Settings {
-    /// The model: path of a GGUF file, or a known name, fetched if need be
+    /// The model: path of a GGUF file or model folder, or a known name, fetched if need be
     #[arg(long, env = "LANEWAY_MODEL", default_value = "smollm2-135m")]
     model: String,
     #[command(flatten)]

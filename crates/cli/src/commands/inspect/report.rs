@@ -5,7 +5,6 @@ use crate::memory;
 use crate::settings::capacity::mib;
 use anyhow::Result;
 use laneway_execution::{PAGE_TOKENS, pages_for};
-use laneway_model::ModelFile;
 use laneway_numerics::{KvDtype, WeightFormat};
 use serde::Serialize;
 use std::fmt;
@@ -61,7 +60,7 @@ struct Window {
 impl Report {
     pub(super) fn new(opened: &OpenedModel) -> Result<Self> {
         let config = &opened.config;
-        let tensors = ModelFile::tensors(&opened.gguf);
+        let tensors = opened.source.file().tensors();
         let mut formats = Vec::new();
         for format in WeightFormat::ALL {
             let of_format = || tensors.iter().filter(move |tensor| tensor.format == format);
@@ -88,7 +87,10 @@ impl Report {
         });
         Ok(Report {
             file: opened.path.display().to_string(),
-            architecture: ModelFile::text(&opened.gguf, "general.architecture")
+            architecture: opened
+                .source
+                .file()
+                .text("general.architecture")
                 .ok()
                 .flatten()
                 .unwrap_or("")
