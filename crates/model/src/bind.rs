@@ -61,7 +61,7 @@ pub(crate) fn bind<B: Ops>(
     let inventory = Inventory::take(architecture, config, file)?;
     let packed_bytes = inventory.packed_bytes(backend, drafting);
     let mut binder = Binder {
-        bytes: inventory.used(drafting).map(|(t, _)| t.data.len() as u64).sum(),
+        bytes: inventory.used(drafting).map(|(t, _)| t.bytes() as u64).sum(),
         tensors: inventory.used(drafting).count(),
         architecture,
         inventory: &inventory,
@@ -122,14 +122,14 @@ impl<B: Ops> Binder<'_, B> {
         let (tensor, used_as) = self.inventory.get(name);
         let bound = bind(self.backend, tensor, used_as)?;
         self.tensors_done += 1;
-        self.bytes_done += tensor.data.len() as u64;
+        self.bytes_done += tensor.bytes() as u64;
         Ok(bound)
     }
 
     fn matrix(&mut self, name: &str) -> Result<B::Matrix, LoadError> {
         self.take(name, |backend, tensor, _| {
             let (rows, cols) = tensor.rows_and_columns();
-            pack(backend, tensor, rows, cols, tensor.data)
+            pack(backend, tensor, rows, cols, &tensor.data())
         })
     }
 
@@ -137,13 +137,13 @@ impl<B: Ops> Binder<'_, B> {
     fn matrices(&mut self, name: &str) -> Result<[B::Matrix; 2], LoadError> {
         self.take(name, |backend, tensor, used_as| {
             let (rows, cols) = tensor.rows_and_columns();
-            let row_bytes = tensor.data.len() / rows;
+            let row_bytes = tensor.bytes() / rows;
             let (rows, cols, unit) = match used_as {
                 Use::AlternatingRows(head) => (rows / 2, cols, head * row_bytes),
                 _ => (rows, cols / 2, half_row(tensor, cols)?),
             };
             let mut parts = [Vec::new(), Vec::new()];
-            for (i, unit) in tensor.data.chunks(unit).enumerate() {
+            for (i, unit) in tensor.data().chunks(unit).enumerate() {
                 parts[i % 2].extend_from_slice(unit);
             }
             let [first, second] = parts;
@@ -155,7 +155,7 @@ impl<B: Ops> Binder<'_, B> {
     fn values(&mut self, name: &str) -> Result<Vec<f32>, LoadError> {
         self.take(name, |_, tensor, _| {
             let mut values = vec![0.0; tensor.elements()];
-            decode_row(tensor.format, tensor.data, &mut values).map_err(|e| {
+            decode_row(tensor.format, &tensor.data(), &mut values).map_err(|e| {
                 LoadError::TensorData { name: name.to_owned(), detail: e.to_string() }
             })?;
             tensor.reading.apply(&mut values);

@@ -2,6 +2,7 @@
 
 use crate::{Architecture, LoadError};
 use laneway_numerics::WeightFormat;
+use std::borrow::Cow;
 
 /// A tensor of a model file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,8 +13,9 @@ pub struct FileTensor<'a> {
     pub format: WeightFormat,
     /// Its shape, outermost dimension first: `[outputs, inputs]` for a matrix.
     pub shape: Vec<usize>,
-    /// Encoded rows, row after row.
-    pub data: &'a [u8],
+    /// Encoded rows, row after row: one part, or one for each expert where a file has these each
+    /// by itself.
+    pub parts: Vec<&'a [u8]>,
     /// How to read the elements of a vector, where files differ.
     pub reading: Reading,
 }
@@ -54,7 +56,22 @@ pub enum Layout {
     HuggingFace,
 }
 
-impl FileTensor<'_> {
+impl<'a> FileTensor<'a> {
+    /// Bytes of all encoded rows.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.len()).sum()
+    }
+
+    /// All encoded rows; copied only if there are several parts.
+    #[must_use]
+    pub fn data(&self) -> Cow<'a, [u8]> {
+        match self.parts[..] {
+            [part] => Cow::Borrowed(part),
+            _ => Cow::Owned(self.parts.concat()),
+        }
+    }
+
     /// Number of elements.
     pub(crate) fn elements(&self) -> usize {
         self.shape.iter().product()

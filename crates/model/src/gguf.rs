@@ -30,7 +30,7 @@ impl ModelFile for Gguf {
                 name: tensor.name,
                 format: tensor.format,
                 shape: tensor.shape.to_vec(),
-                data: tensor.data,
+                parts: vec![tensor.data],
                 reading: Reading::Plain,
             })
             .collect()

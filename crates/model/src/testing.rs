@@ -247,7 +247,7 @@ impl ModelFile for TestFile {
                 name,
                 format: *format,
                 shape: shape.clone(),
-                data,
+                parts: vec![data],
                 reading: Reading::Plain,
             }
         });

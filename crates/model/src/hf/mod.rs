@@ -24,8 +24,8 @@ pub struct HfModel {
 /// A tensor of the folder under the name and the shape that binding knows it by.
 #[derive(Debug)]
 struct Mapped {
-    /// Its name in the folder.
-    source: String,
+    /// Its name in the folder; one for each expert where these stand each by itself.
+    sources: Vec<String>,
     name: String,
     format: WeightFormat,
     shape: Vec<usize>,
@@ -47,6 +47,7 @@ impl HfModel {
         let layers = family.layers(folder.config())?;
         let tied = family.tied(folder.config());
         let mut tensors = Vec::new();
+        let mut experts = BTreeMap::<String, BTreeMap<usize, Mapped>>::new();
         for tensor in folder.tensors() {
             let Some(target) = names::target(&family, layers, tied, tensor.name) else { continue };
             let Some(format) = tensor.dtype.weight_format() else {
@@ -54,13 +55,23 @@ impl HfModel {
                 let detail = format!("elements are {dtype}, supported are F32, F16 and BF16");
                 return Err(LoadError::TensorData { name: tensor.name.to_owned(), detail });
             };
-            tensors.push(Mapped {
-                source: tensor.name.to_owned(),
+            let expert = names::expert(&target);
+            let mapped = Mapped {
+                sources: vec![tensor.name.to_owned()],
                 shape: names::shape(&target.name, tensor.shape),
                 name: target.name,
                 format,
                 reading: target.reading,
-            });
+            };
+            match expert {
+                Some((name, number)) => {
+                    experts.entry(name).or_default().insert(number, mapped);
+                }
+                None => tensors.push(mapped),
+            }
+        }
+        for (name, experts) in experts {
+            tensors.push(stacked(name, experts)?);
         }
         Ok(HfModel { folder, metadata, tensors })
     }
@@ -114,7 +125,7 @@ impl ModelFile for HfModel {
     }
 
     fn tensors(&self) -> Vec<FileTensor<'_>> {
-        let view = |mapped: &'_ Mapped| self.folder.tensor(&mapped.source).map(|view| view.data);
+        let view = |source: &String| self.folder.tensor(source).map(|view| view.data);
         self.tensors
             .iter()
             .filter_map(|mapped| {
@@ -122,12 +133,44 @@ impl ModelFile for HfModel {
                     name: &mapped.name,
                     format: mapped.format,
                     shape: mapped.shape.clone(),
-                    data: view(mapped)?,
+                    parts: mapped.sources.iter().map(view).collect::<Option<_>>()?,
                     reading: mapped.reading,
                 })
             })
             .collect()
     }
+}
+
+/// One tensor of the matrices of all experts, which must be alike and without a gap.
+fn stacked(name: String, experts: BTreeMap<usize, Mapped>) -> Result<Mapped, LoadError> {
+    let count = experts.len();
+    let mut stacked: Option<Mapped> = None;
+    for (wanted, (number, mut expert)) in experts.into_iter().enumerate() {
+        let error = |detail: String| {
+            let name = expert.sources.first().cloned().unwrap_or_default();
+            LoadError::TensorData { name, detail }
+        };
+        if number != wanted {
+            return Err(error(format!("expert {wanted} is missing before it")));
+        }
+        match &mut stacked {
+            None => {
+                expert.shape.insert(0, count);
+                stacked = Some(Mapped { name: name.clone(), ..expert });
+            }
+            Some(all) if all.shape[1..] == expert.shape[..] && all.format == expert.format => {
+                all.sources.append(&mut expert.sources);
+            }
+            Some(all) => {
+                let (found, other) = (&expert.shape, &all.shape[1..]);
+                return Err(error(format!(
+                    "{found:?} of {}, other experts are {other:?} of {}",
+                    expert.format, all.format
+                )));
+            }
+        }
+    }
+    stacked.ok_or_else(|| LoadError::MissingTensor { name, expected: vec![count] })
 }
 
 /// Number of tokens: one more than the largest id, of the vocabulary or of the tokens added to it.

@@ -71,6 +71,7 @@ const LAYER: [(&str, &str, Kind); 32] = [
     ("post_attention_layernorm.weight", "ffn_norm.weight", Norm),
 ];
 
+const EXPERTS: &str = "mlp.experts.";
 const CONVOLUTION: &str = "ssm_conv1d.weight";
 const SHARED_GATE: &str = "ffn_gate_inp_shexp.weight";
 
@@ -106,16 +107,38 @@ pub(super) fn target(family: &Family, layers: u64, tied: bool, name: &str) -> Op
     layer(hybrid, 0, inner).or(unknown)
 }
 
+/// The target of a matrix of one expert, and which expert that is, where a checkpoint has them each
+/// by itself.
+pub(super) fn expert(target: &Target) -> Option<(String, usize)> {
+    const PARTS: [(&str, &str); 3] = [
+        ("gate_proj.weight", "ffn_gate_exps.weight"),
+        ("up_proj.weight", "ffn_up_exps.weight"),
+        ("down_proj.weight", "ffn_down_exps.weight"),
+    ];
+    let (layer, rest) = target.name.split_once(EXPERTS)?;
+    let (number, part) = rest.split_once('.')?;
+    let &(_, name) = PARTS.iter().find(|(source, _)| *source == part)?;
+    Some((format!("{layer}{name}"), number.parse().ok()?))
+}
+
 /// What `layers.N.…` becomes, if it is known; layers are counted from `first`.
 fn layer(hybrid: bool, first: u64, name: &str) -> Option<Target> {
     let (number, rest) = name.strip_prefix("layers.")?.split_once('.')?;
     let number = u64::from(number.parse::<u32>().ok()?) + first;
+    if let Some(expert) = rest.strip_prefix(EXPERTS).filter(|expert| hybrid && is_one(expert)) {
+        return Some(found(hybrid, format!("blk.{number}.{EXPERTS}{expert}"), Plain));
+    }
     let &(_, name, kind) = LAYER.iter().find(|(source, ..)| *source == rest)?;
     let name = match name {
         "ffn_norm.weight" if hybrid => "post_attention_norm.weight",
         name => name,
     };
     Some(found(hybrid, format!("blk.{number}.{name}"), kind))
+}
+
+/// True for `N.…`.
+fn is_one(expert: &str) -> bool {
+    expert.split_once('.').is_some_and(|(number, _)| number.parse::<u32>().is_ok())
 }
 
 fn found(hybrid: bool, name: String, kind: Kind) -> Target {

@@ -46,7 +46,7 @@ fn values(file: &dyn ModelFile, name: &str) -> Vec<f32> {
     let tensor = file.tensors().into_iter().find(|tensor| tensor.name == name).expect(name);
     let size = if tensor.format == WeightFormat::F32 { 4 } else { 2 };
     let mut out: Vec<f32> = tensor
-        .data
+        .data()
         .chunks_exact(size)
         .map(|b| match tensor.format {
             WeightFormat::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
@@ -108,7 +108,7 @@ fn names_by_family() {
         ),
         (
             name("qwen3_5_moe", false, "model.layers.0.mlp.experts.3.up_proj.weight"),
-            plain("model.layers.0.mlp.experts.3.up_proj.weight"),
+            plain("blk.0.mlp.experts.3.up_proj.weight"),
         ),
     ] {
         assert_eq!(found, expected);

@@ -1,13 +1,13 @@
 //! tiny-hybrid and its goldens: a small trained model of the hybrid Qwen3.5 architecture, with
 //! reference values from the transformers library.
 
-use laneway_artifact::Gguf;
+use laneway_artifact::{Gguf, HfFolder};
 use laneway_cpu::{CpuConfig, CpuOps, Precision};
 use laneway_execution::{
     Drafting, Draw, Executor, PageId, SampleRow, SamplingKey, SamplingParams, SequenceId, SlotId,
     StepBatch, StepOutput, TokenId, pages_for,
 };
-use laneway_model::{LoadOptions, Model, ModelFile};
+use laneway_model::{HfModel, LoadOptions, Model, ModelFile};
 use laneway_numerics::KvDtype;
 use laneway_ops::Workspace;
 use serde_json::Value;
@@ -32,6 +32,12 @@ pub fn folder() -> PathBuf {
 pub fn gguf() -> Gguf {
     let path = folder().join("tiny-hybrid-f16.gguf");
     Gguf::open(&path).unwrap_or_else(|e| panic!("{e}; `cargo xtask test` finds the test data"))
+}
+
+/// The model as the transformers library writes it.
+pub fn checkpoint() -> HfModel {
+    let folder = HfFolder::open(&folder()).unwrap_or_else(|e| panic!("{e}"));
+    HfModel::new(folder).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// How a test loads the model.

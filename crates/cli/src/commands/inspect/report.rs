@@ -69,7 +69,7 @@ impl Report {
                 format: format.name().into(),
                 tensors: of_format().count(),
                 parameters: elements.sum(),
-                bytes: of_format().map(|tensor| tensor.data.len() as u64).sum(),
+                bytes: of_format().map(|tensor| tensor.bytes() as u64).sum(),
             };
             formats.extend((found.tensors > 0).then_some(found));
         }
