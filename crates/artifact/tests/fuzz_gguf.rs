@@ -1,10 +1,13 @@
-//! Damaged GGUF files: no panic, and no allocation beyond the stated bound.
+//! Damaged GGUF and safetensors files: no panic, and no allocation beyond the stated bound.
 
 use laneway_artifact::gguf::PARSE_BYTES_PER_FILE_BYTE;
+use laneway_artifact::hf::Safetensors;
+use laneway_artifact::hf::safetensors::PARSE_BYTES_PER_HEADER_BYTE;
 use laneway_artifact::{Gguf, GgufWriter, Value};
 use laneway_numerics::WeightFormat;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Counts live bytes and remembers the most there were.
@@ -71,8 +74,33 @@ fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
+/// The counters are the process's, so tests take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Parses damaged copies of `good`; `parse` gets one and must allocate at most `per_byte` times its
+/// length.
+fn survive(good: &[u8], per_byte: usize, parse: impl Fn(Vec<u8>)) {
+    let started = Instant::now();
+    let mut random = Random(1);
+    let mut rounds = 0;
+    // At least this many, so that a slow machine does not make the test empty.
+    while rounds < 20_000 || started.elapsed() < Duration::from_secs(2) {
+        rounds += 1;
+        let mut bytes = good.to_vec();
+        damage(&mut bytes, &mut random);
+        let length = bytes.len();
+        let before = LIVE.load(Ordering::Relaxed);
+        PEAK.store(before, Ordering::Relaxed);
+        parse(bytes);
+        let used = PEAK.load(Ordering::Relaxed) - before;
+        let bound = per_byte * length + FIXED_BYTES;
+        assert!(used <= bound, "{used} bytes for a file of {length}, bound {bound}");
+    }
+}
+
 #[test]
-fn damaged_files_neither_panic_nor_allocate_without_bound() {
+fn damaged_gguf_files_neither_panic_nor_allocate_without_bound() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let good = GgufWriter::new()
         .with("general.architecture", Value::Text("llama".to_owned()))
         .with("general.alignment", Value::Unsigned(32))
@@ -84,22 +112,33 @@ fn damaged_files_neither_panic_nor_allocate_without_bound() {
         .tensor("b", WeightFormat::F16, &[3, 5], vec![2; 30])
         .finish();
     assert!(Gguf::parse(good.clone(), "good").is_ok());
-    let started = Instant::now();
-    let mut random = Random(1);
-    let mut rounds = 0;
-    // At least this many, so that a slow machine does not make the test empty.
-    while rounds < 20_000 || started.elapsed() < Duration::from_secs(2) {
-        rounds += 1;
-        let mut bytes = good.clone();
-        damage(&mut bytes, &mut random);
+    survive(&good, PARSE_BYTES_PER_FILE_BYTE, |bytes| {
         let length = bytes.len();
-        let before = LIVE.load(Ordering::Relaxed);
-        PEAK.store(before, Ordering::Relaxed);
         if let Ok(gguf) = Gguf::parse(bytes, "damaged") {
             assert!(gguf.tensors().all(|tensor| tensor.data.len() <= length));
         }
-        let used = PEAK.load(Ordering::Relaxed) - before;
-        let bound = PARSE_BYTES_PER_FILE_BYTE * length + FIXED_BYTES;
-        assert!(used <= bound, "{used} bytes for a file of {length}, bound {bound}");
+    });
+}
+
+#[test]
+fn damaged_safetensors_files_neither_panic_nor_allocate_without_bound() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut entries = vec![r#""__metadata__":{"format":"pt"}"#.to_owned()];
+    for i in 0..40 {
+        let (start, end) = (i * 12, i * 12 + 12);
+        entries.push(format!(
+            r#""model.layers.{i}.weight":{{"dtype":"F16","shape":[2,3],"data_offsets":[{start},{end}]}}"#
+        ));
     }
+    let header = format!("{{{}}}", entries.join(","));
+    let mut good = (header.len() as u64).to_le_bytes().to_vec();
+    good.extend(header.as_bytes());
+    good.resize(good.len() + 480, 1);
+    assert!(Safetensors::parse(good.clone(), "good").is_ok());
+    survive(&good, PARSE_BYTES_PER_HEADER_BYTE, |bytes| {
+        let length = bytes.len();
+        if let Ok(file) = Safetensors::parse(bytes, "damaged") {
+            assert!(file.tensors().all(|tensor| tensor.data.len() <= length));
+        }
+    });
 }
