@@ -3,8 +3,7 @@
 use laneway_artifact::HfFolder;
 use laneway_cpu::{CpuConfig, CpuOps, Precision};
 use laneway_execution::{
-    Draw, Executor as _, PageId, SampleRow, SamplingKey, SamplingParams, SequenceId, SlotId, StepBatch,
-    StepOutput,
+    Draw, PageId, SampleRow, SamplingKey, SamplingParams, SequenceId, SlotId, StepBatch, StepOutput,
 };
 use laneway_model::{HfModel, LoadOptions, Model};
 use laneway_numerics::KvDtype;
