@@ -4,7 +4,10 @@ use crate::rig::{self, Exact, Rig, request, together};
 use laneway_artifact::Gguf;
 use laneway_cpu::Precision;
 use laneway_engine::{DraftLength, Drafter, Engine, Request, Speculation, WithDraft};
-use laneway_execution::{SamplingParams, TokenId};
+use laneway_execution::{
+    Drafting, Draw, Executor, PageId, SampleRow, SamplingKey, SamplingParams, SequenceId, SlotId,
+    StepBatch, StepOutput, TokenId,
+};
 use laneway_frontend::Tokenizer;
 use laneway_numerics::KvDtype;
 use serde_json::Value;
@@ -120,6 +123,87 @@ fn a_recurrent_draft_model_changes_nothing() {
     let stats = engine.status().speculation;
     // It is the same model, so that all drafts are right.
     assert!(stats.drafted > 0 && stats.accepted == stats.drafted, "{stats:?}");
+}
+
+/// Greedy continuations, and how many positions there were at which the first 1, 2 and 3 drafts
+/// turned out all right.
+fn acceptance(prompts: &[Vec<TokenId>], end: Option<TokenId>) -> ([f64; 3], usize) {
+    const LENGTH: usize = 96;
+    let rig = Rig { drafts: 3, ..Rig::new(Precision::Int12) };
+    let mut model = rig.model(&gguf(), 600);
+    let pages: Vec<PageId> = (0..16).map(PageId).collect();
+    let (mut right, mut positions) = ([0usize; 3], 0usize);
+    for prompt in prompts {
+        let (mut tokens, mut computed, mut proposals) = (prompt.clone(), 0, Vec::new());
+        while tokens.len() < prompt.len() + LENGTH && tokens.last().copied() != end {
+            let mut batch = StepBatch::default();
+            let run = &tokens[computed..];
+            let rows = batch.push_segment(SequenceId(1), computed, run, &pages, Some(SlotId(0)));
+            let segment = &mut batch.segments[0];
+            segment.drafting = Drafting::Propose { count: 3 };
+            segment.blocks = 0..pages.len();
+            batch.block_tables.clone_from(&pages);
+            batch.samples.push(SampleRow {
+                row: rows.end - 1,
+                draw: Draw::Sample,
+                params: SamplingParams::GREEDY,
+                key: SamplingKey { seed: 0, position: tokens.len() as u64 },
+                top_logprobs: 0,
+                counts: 0..0,
+                biases: 0..0,
+                mask: 0..0,
+            });
+            let mut output = StepOutput::default();
+            model.step(&batch, &mut output).expect("step");
+            computed = tokens.len();
+            tokens.push(output.samples[0].token);
+            proposals.push(output.proposals_of(0).to_vec());
+        }
+        let after = tokens.get(prompt.len() + 1..).unwrap_or_default().windows(3);
+        for (drafts, after) in proposals.iter().zip(after) {
+            let accepted = drafts.iter().zip(after).take_while(|(a, b)| a == b).count();
+            right[..accepted].iter_mut().for_each(|right| *right += 1);
+            positions += 1;
+        }
+    }
+    (right.map(|right| right as f64 / positions as f64), positions)
+}
+
+/// The draft layer drafts as well as it did when it was trained: the figures recorded beside the
+/// model, for the same 32 tasks, and for 32 texts of which six are at hand (so that these may only
+/// not be worse).
+#[test]
+fn acceptance_is_as_recorded() {
+    let tokenizer = Tokenizer::from_gguf(&gguf()).expect("a tokenizer");
+    let encode = |text: &str| tokenizer.encode(text, true).expect("tokens");
+    let data = evaluation();
+    let report: Value =
+        serde_json::from_str(&rig::shared("models/tiny-hybrid/train_report.json")).expect("JSON");
+    let recorded = |of: &Value| {
+        ["accepted_1", "accepted_2", "accepted_3"].map(|key| of[key].as_f64().expect("a share"))
+    };
+    let tasks = data["tasks"].as_array().expect("tasks");
+    let of_kind = |kind: &'static str| tasks.iter().filter(move |t| t["kind"] == kind).take(8);
+    let tasks = ["tool", "copy", "rename", "json"].into_iter().flat_map(of_kind);
+    let prompts: Vec<_> = tasks.map(|t| encode(t["prompt"].as_str().expect("a prompt"))).collect();
+    let end = encode("<|im_end|>")[0];
+    let (found, positions) = acceptance(&prompts, Some(end));
+    let expected = recorded(&report["eval"]["mtp_chat"]);
+    eprintln!("tasks: {positions} positions, {found:.3?}, recorded {expected:.3?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() < 0.02, "{found} instead of {expected}");
+    }
+    let mut prompts = Vec::new();
+    for text in texts(&data["text"], None) {
+        let text = encode(text);
+        prompts.extend((0..150).step_by(30).map(|i| text[i..text.len().min(i + 256)].to_vec()));
+    }
+    let (found, positions) = acceptance(&prompts, None);
+    let expected = recorded(&report["eval"]["mtp_text"]["own_greedy"]);
+    eprintln!("texts: {positions} positions, {found:.3?}, recorded {expected:.3?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(*found > expected - 0.02, "{found} instead of {expected}");
+    }
 }
 
 /// The needle is found at every length, as it was when the model was trained.
