@@ -36,7 +36,7 @@ pub fn gguf() -> Gguf {
 
 /// The model as the transformers library writes it.
 pub fn checkpoint() -> HfModel {
-    let folder = HfFolder::open(&folder()).unwrap_or_else(|e| panic!("{e}"));
+    let folder = HfFolder::open(folder()).unwrap_or_else(|e| panic!("{e}"));
     HfModel::new(folder).unwrap_or_else(|e| panic!("{e}"))
 }
 
