@@ -38,13 +38,18 @@ pub(crate) fn calibrate<E: Executor>(executor: &mut E, chunk: usize, fit: &mut P
         }
         let took = began.elapsed();
         let mut next = rows;
-        if std::mem::replace(&mut warm, true) {
+        let first = !std::mem::replace(&mut warm, true);
+        if !first {
             fit.observe(rows, attended_pairs(present, rows), took);
             present += rows;
             next = (rows * 2).min(chunk);
         }
         let likely = took.mul_f64(next as f64 / rows as f64 * 1.25);
         if start.elapsed() + likely > BUDGET {
+            if first {
+                // On a machine this slow a rough figure is better than none, which predicts 0.
+                fit.observe(rows, attended_pairs(0, rows), took);
+            }
             return;
         }
         rows = next;
